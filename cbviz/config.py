@@ -1,0 +1,273 @@
+"""What a run is configured with: frozen, validated values, and the table of batching disciplines.
+
+Owns every default (one table: the fields of `EngineConfig`) and the meaning of each preset (`DISCIPLINES`).
+Knows nothing of requests, tensors or widgets. The field metadata (`help`, `min`, `max`, `choices`, `unit`) feeds
+the explorer's controls and the command line's messages, so that a limit is written down once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A field is wrong. The message names the field, the value and the limit, and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discipline:
+    """One way of forming batches. A mode is a row of this table; the difference of two rows explains two modes."""
+
+    name: str
+    title: str
+    summary: str
+    """One sentence: what is different here."""
+    source: str
+    """Paper or engine the idea comes from."""
+    admit_when: Literal["free-seat", "batch-empty"] = "free-seat"
+    """`batch-empty`: nothing is admitted until every request of the last batch has ended (static batching)."""
+    reserve: Literal["on-demand", "max-tokens", "guaranteed", "estimate"] = "on-demand"
+    """Which blocks a request takes at admission: those it needs now; all of prompt + max_tokens at once; none ahead, but it
+    is admitted only if everybody's prompt + max_tokens still fits (TensorRT-LLM); or only if an estimate fits (SGLang)."""
+    hold_seat: bool = False
+    """A finished request keeps its seat until the whole batch has ended."""
+    pad: bool = False
+    """Finished rows are really computed until the batch ends, and prompts are padded to the longest, as `generate()` does."""
+    mix: Literal["running-first", "decode-first", "prefill-first"] = "running-first"
+    """Order inside a step. `running-first`: running requests in queue order, then admissions (vLLM v1); `decode-first`: decodes,
+    then half-done prefills, then admissions (Sarathi); `prefill-first`: a step holds prefills or decodes, prefills win."""
+    chunked: bool = True
+    """May a prompt be split over several steps?"""
+    reserve_full_isl: bool = False
+    """Admit only if all known tokens fit in the free blocks now, though only a chunk is allocated."""
+    victim: str = "last"
+    """Who loses its blocks when the pool is full; a name of `core.policy.VICTIMS`."""
+    admission_watermark: float = 0.0
+    """Share of the pool that an admission leaves free."""
+
+
+_ARTICLE = "the article's StaticBatchingScheduler; FasterTransformer"
+DISCIPLINES: dict[str, Discipline] = {
+    d.name: d
+    for d in (
+        Discipline("static", "Static batches", "A batch is admitted when the last one is empty; a finished request leaves its seat idle until the batch ends.",
+                   _ARTICLE, admit_when="batch-empty", reserve="max-tokens", hold_seat=True, mix="prefill-first", chunked=False),
+        Discipline("static-padded", "Static, padded", "As static, and the idle rows are really computed: finished rows and padding run along, as generate() does it.",
+                   "transformers' generate(); the Orca paper, section 3", admit_when="batch-empty", reserve="max-tokens", hold_seat=True, pad=True,
+                   mix="prefill-first", chunked=False),
+        Discipline("orca", "Orca", "Requests join and leave at every iteration; all of prompt + max_tokens is reserved at admission.",
+                   "Orca, OSDI 2022", reserve="max-tokens", mix="running-first", chunked=False),
+        Discipline("paged", "Paged", "Blocks are taken on demand; a step is either prefill or decode, prefill first; the last comer is preempted when blocks run out.",
+                   "PagedAttention, SOSP 2023; vLLM 0.2", mix="prefill-first", chunked=False, admission_watermark=0.01),
+        Discipline("chunked", "Chunked prefill", "One token budget a step: decodes first, what is left goes to chunks of prompts.",
+                   "Sarathi-Serve, OSDI 2024", mix="decode-first"),
+        Discipline("vllm", "vLLM v1", "Step for step what vLLM's v1 scheduler does: running requests in order, then admissions, one budget.",
+                   "vLLM 0.32, v1/core/sched/scheduler.py", mix="running-first", reserve_full_isl=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The shape of a decoder, all that a cost model or a memory plan needs.
+
+    `attention` is `mha`, `gqa` or `mla`; for MLA `kv_lora_rank` and `qk_rope_head_dim` size the cache. For MoE `num_experts` > 0.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_context: int
+    tied_embeddings: bool = True
+    gated_ffn: bool = True
+    attention: str = "gqa"
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    sliding_window: int = 0
+    params: int = 0
+    """All parameters; 0: computed from the shape by `cost.models`."""
+    active_params: int = 0
+    """Parameters that one token passes through; 0: as `params`."""
+    weight_bytes_per_param: float = 2.0
+    kv_bytes_per_element: float = 2.0
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """Peak figures of one device, dense rates, SI units."""
+
+    name: str
+    memory_bytes: float
+    bandwidth_bytes_s: float
+    flops_s: float
+    """Dense operations a second at 16 bits (or float32 for a CPU that was measured so)."""
+    kind: str = "gpu"
+    link_bytes_s: float = 0.0
+    measured: bool = False
+    """True when the peaks were measured on this machine, False for data-sheet figures."""
+    source: str = ""
+
+
+def knob(default: Any, help: str, *, min: float | None = None, max: float | None = None, choices: tuple[str, ...] | None = None, unit: str = "", live: bool = True) -> Any:
+    """A config field with the metadata that controls, messages and docs are made from. `live`: may change during a run."""
+    return field(default=default, metadata={"help": help, "min": min, "max": max, "choices": choices, "unit": unit, "live": live})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that shapes a run. Frozen; a change makes a new one (`replace`) and is recorded as an input of its step."""
+
+    discipline: str = knob("chunked", "How batches are formed.", choices=tuple(DISCIPLINES))
+    policy: str = knob("fcfs", "Who goes first, and who loses its blocks first.")
+    max_num_seqs: int = knob(8, "Seats: requests that may run at once.", min=1, max=4096, unit="requests")
+    max_num_batched_tokens: int | None = knob(None, "Token budget of one step. Empty: 256 with chunked prefill, else max_model_len.", min=1, max=1_000_000, unit="tokens")
+    max_model_len: int | None = knob(None, "Longest prompt + output. Empty: what the model and the pool allow.", min=2, max=10_000_000, unit="tokens", live=False)
+    block_size: int = knob(16, "Tokens in one KV block.", min=1, max=1024, unit="tokens", live=False)
+    num_blocks: int = knob(256, "KV blocks in the pool; block 0 is vLLM's null block and is never given out.", min=2, max=4_000_000, unit="blocks", live=False)
+    enable_prefix_caching: bool = knob(True, "Full blocks are found again by their hash.", live=False)
+    enable_chunked_prefill: bool | None = knob(None, "Split prompts over steps. Empty: as the discipline says.")
+    long_prefill_token_threshold: int = knob(0, "Longest chunk of a prompt in one step; 0: no limit.", min=0, max=1_000_000, unit="tokens")
+    scheduler_reserve_full_isl: bool | None = knob(None, "Admit only if all known tokens fit now. Empty: as the discipline says.")
+    watermark: float = knob(0.0, "Share of the pool that an admission must leave free.", min=0.0, max=0.9)
+    sliding_window: int = knob(0, "Attention window; 0: full attention.", min=0, max=10_000_000, unit="tokens", live=False)
+    victim: str | None = knob(None, "Who is preempted when the pool is full. Empty: as the discipline and policy say.")
+    clock: str | None = knob(None, "Where a step's duration comes from. Empty: measured for a real model, else modelled.", choices=("measured", "modelled"))
+    cost: str = knob("roofline", "Cost model of the modelled clock.", choices=("roofline", "article", "article-shared"))
+    modelled_device: str = knob("NVIDIA H100 SXM", "Device whose time the modelled clock tells.")
+    precision: str = knob("exact", "Arithmetic of the real model.", choices=("exact", "fast", "int8"), live=False)
+    kernels: str = knob("auto", "Which operators the real model uses.", choices=("auto", "reference", "cpu", "triton"), live=False)
+    device: str = knob("auto", "Where the real model runs: auto, cpu, cuda.", live=False)
+    seed: int = knob(0, "Seed of sampling and of made-up tokens.", min=0, max=2**63 - 1, live=False)
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            _check_field(f, getattr(self, f.name))
+        if self.max_num_batched_tokens is not None and self.max_model_len is not None and not self.chunked and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, but discipline {self.discipline!r} without chunked prefill computes a whole prompt in one step: "
+                              f"it must be at least max_model_len, {self.max_model_len}. Raise it, lower max_model_len, or choose a chunked discipline.")
+
+    @property
+    def rules(self) -> Discipline:
+        """The discipline's row, with this config's overrides applied."""
+        d = DISCIPLINES[self.discipline]
+        changes: dict[str, Any] = {}
+        if self.enable_chunked_prefill is not None:
+            changes["chunked"] = self.enable_chunked_prefill
+        if self.scheduler_reserve_full_isl is not None:
+            changes["reserve_full_isl"] = self.scheduler_reserve_full_isl
+        if self.victim is not None:
+            changes["victim"] = self.victim
+        return dataclasses.replace(d, **changes) if changes else d
+
+    @property
+    def chunked(self) -> bool:
+        return DISCIPLINES[self.discipline].chunked if self.enable_chunked_prefill is None else self.enable_chunked_prefill
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can be given out: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.num_usable_blocks * self.block_size
+
+    def resolve(self, model_context: int) -> tuple[EngineConfig, list[str]]:
+        """Fills in what was left empty, for a model with `model_context` positions. Returns the full config and notes for the user."""
+        notes: list[str] = []
+        limit = self.max_model_len
+        if limit is None:
+            limit = min(model_context, self.pool_tokens)
+        elif limit > model_context:
+            raise ConfigError(f"max_model_len is {limit}, but the model has {model_context} positions. Lower it to {model_context} or choose another model.")
+        budget = self.max_num_batched_tokens
+        if not self.chunked and (budget is None or budget < limit):
+            if budget is not None:
+                notes.append(f"max_num_batched_tokens raised from {budget} to {limit}: {self.discipline} computes whole prompts")
+            budget = limit
+        elif budget is None:
+            budget = 256
+        return dataclasses.replace(self, max_model_len=limit, max_num_batched_tokens=budget), notes
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A changed copy. Raises ConfigError for an unknown field, naming the nearest known one."""
+        return dataclasses.replace(self, **check_names(changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+CONFIG_FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(EngineConfig)}
+
+
+def check_names(changes: dict[str, Any]) -> dict[str, Any]:
+    """Raises ConfigError if a key is no field of EngineConfig."""
+    for name in changes:
+        if name not in CONFIG_FIELDS:
+            near = difflib.get_close_matches(name, CONFIG_FIELDS, n=1)
+            raise ConfigError(f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(CONFIG_FIELDS)}"))
+    return changes
+
+
+def parse_value(name: str, text: str) -> Any:
+    """The value of field `name` written as `text` (command line, URL). Raises ConfigError naming the field and its type."""
+    check_names({name: text})
+    kind = str(CONFIG_FIELDS[name].type)
+    low = text.strip().lower()
+    if low in ("", "none", "auto") and "None" in kind:
+        return None
+    try:
+        if "bool" in kind:
+            if low in ("1", "true", "yes", "on"):
+                return True
+            if low in ("0", "false", "no", "off"):
+                return False
+            raise ValueError
+        if "int" in kind:
+            return int(text)
+        if "float" in kind:
+            return float(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be {kind.replace(' | None', '')}, got {text!r}") from None
+    return text
+
+
+def _check_field(f: dataclasses.Field[Any], value: Any) -> None:
+    kind = str(f.type)
+    meta = f.metadata
+    if value is None:
+        if "None" in kind:
+            return
+        raise ConfigError(f"{f.name} must be {kind}, got None")
+    if "bool" in kind:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{f.name} must be true or false, got {value!r}")
+        return
+    if "int" in kind or "float" in kind:
+        if isinstance(value, bool) or not isinstance(value, int if "int" in kind else (int, float)):
+            raise ConfigError(f"{f.name} must be {'a whole number' if 'int' in kind else 'a number'}, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{f.name} must be finite, got {value!r}")
+        if meta["min"] is not None and value < meta["min"]:
+            raise ConfigError(f"{f.name} is {value}, the least is {meta['min']}")
+        if meta["max"] is not None and value > meta["max"]:
+            raise ConfigError(f"{f.name} is {value}, the most is {meta['max']}")
+        return
+    if not isinstance(value, str):
+        raise ConfigError(f"{f.name} must be text, got {value!r}")
+    if meta["choices"] and value not in meta["choices"]:
+        near = difflib.get_close_matches(value, meta["choices"], n=1)
+        raise ConfigError(f"{f.name} is {value!r}, it must be one of {', '.join(meta['choices'])}" + (f" (did you mean {near[0]!r}?)" if near else ""))

@@ -1,0 +1,218 @@
+"""What can happen inside a step, as frozen records: names and fields, nothing else.
+
+Events stand in a `StepRecord` in the order in which they happened, so a cursor can stop between two of them. Every decision
+carries its reason in its own fields. `trace.explain` turns them into sentences; `trace.state` folds them into the drawn state.
+All are msgspec Structs, tagged by `type`, so that a trace line is plain JSON.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, omit_defaults=True, gc=False):
+    """Base of all events."""
+
+
+class Arrived(Event):
+    """A request entered the waiting queue at `position`."""
+
+    request_id: str
+    position: int
+    num_prompt_tokens: int
+    max_tokens: int
+    arrival_s: float = 0.0
+    priority: int = 0
+
+
+class Refused(Event):
+    """A request never entered the queue. `reason` is a sentence with the figures."""
+
+    request_id: str
+    reason: str
+
+
+class Configured(Event):
+    """The user changed a knob; it holds from this step's admission on."""
+
+    field: str
+    old: str
+    new: str
+
+
+class Reordered(Event):
+    """The policy put the waiting queue into another order; `request_ids` is the whole new order."""
+
+    request_ids: list[str]
+
+
+class NotAdmitted(Event):
+    """The head of the waiting queue was not admitted. Written when the reason changes and whenever the figures do.
+
+    `reason`: `seats` (all taken: need 1, have 0), `blocks` (need / have free blocks), `budget` (need / have tokens of the step),
+    `batch` (static: the last batch has not ended; have = requests still running), `preempted` (nobody is admitted in a step that
+    preempted), `decode-step`, `watermark`, `reserve` (the reservation does not fit), `policy` (the policy said no).
+    Requests behind the head wait for the head.
+    """
+
+    request_id: str
+    reason: str
+    need: int = 0
+    have: int = 0
+
+
+class PrefixHit(Event):
+    """The first `num_tokens` tokens were found in the cache."""
+
+    request_id: str
+    num_tokens: int
+    block_ids: list[int]
+
+
+class PrefixMiss(Event):
+    """Where the prefix stopped matching: block number `block_index` of the request.
+
+    `cause`: `new` (this content was never seen or is forgotten), `evicted` (was cached until step `evicted_step`, when
+    `evicted_by` took the block), `last-token` (whole prompt is cached, but one token must be computed to get logits),
+    `partial` (the rest does not fill a block), `window`.
+    """
+
+    request_id: str
+    block_index: int
+    cause: str
+    evicted_step: int = -1
+    evicted_by: str = ""
+
+
+class Admitted(Event):
+    """A request got a seat. `resumed`: it had been preempted. Its first `num_cached_tokens` tokens need no computing."""
+
+    request_id: str
+    resumed: bool
+    num_cached_tokens: int
+    num_waiting_steps: int
+    seat: int
+
+
+class Evicted(Event):
+    """A cached block nobody used was given to `by`; its content can no longer be found. `owner` held it last, `idle_steps` ago."""
+
+    block_id: int
+    owner: str
+    by: str
+    idle_steps: int
+
+
+class Allocated(Event):
+    """Blocks added to the end of the request's table."""
+
+    request_id: str
+    block_ids: list[int]
+
+
+class Shared(Event):
+    """Cached blocks put at the front of the request's table by a prefix hit; reference counts went up by one. Block 0 (null) is skipped."""
+
+    request_id: str
+    block_ids: list[int]
+
+
+class Scheduled(Event):
+    """The request takes `num_tokens` tokens of this step, from position `start`.
+
+    `cap` says what held the chunk below `wanted`: `budget`, `threshold` (long_prefill_token_threshold), `max_model_len`, or '' (nothing).
+    `padding`: the row is computed but its output discarded (static-padded).
+    """
+
+    request_id: str
+    start: int
+    num_tokens: int
+    num_draft: int = 0
+    wanted: int = 0
+    cap: str = ""
+    padding: bool = False
+
+
+class Preempted(Event):
+    """`request_id` lost its blocks so that `for_id` could go on; it will recompute `num_tokens_lost` tokens, less what is still cached.
+
+    `ranking`: all candidates, first to lose first, as [request id, rank as text]; `rule` names the victim rule. `position`: place in the queue.
+    """
+
+    request_id: str
+    for_id: str
+    rule: str
+    num_tokens_lost: int
+    block_ids: list[int]
+    ranking: list[tuple[str, str]]
+    position: int
+    need: int
+    have: int
+
+
+class Unscheduled(Event):
+    """A request already scheduled in this step was preempted: its chunk is taken back (priority preemption)."""
+
+    request_id: str
+
+
+class OutOfWindow(Event):
+    """Blocks left of the sliding window were given back; their places in the table are 0 (the null block) now."""
+
+    request_id: str
+    block_ids: list[int]
+    first_index: int
+
+
+class Executed(Event):
+    """The forward pass ran: what stands before was decided by schedule(), what follows by update()."""
+
+
+class BlockCached(Event):
+    """A block is full and can be found by its hash from now on."""
+
+    request_id: str
+    block_id: int
+    hash: str
+
+
+class Sampled(Event):
+    """The request got these tokens. `num_rejected` drafts were thrown away."""
+
+    request_id: str
+    token_ids: list[int]
+    num_rejected: int = 0
+
+
+class Finished(Event):
+    """`reason`: `length` (max_tokens), `stop` (end of sequence or a stop id, in `stop_id`), `max_model_len`, `abort`, `timeout`, `shed`."""
+
+    request_id: str
+    reason: str
+    stop_id: int = -1
+
+
+class SeatHeld(Event):
+    """Static batching: the request is finished, but its seat (`position` in the running order) stays taken until the batch ends."""
+
+    request_id: str
+    position: int
+
+
+class SeatsFreed(Event):
+    """Static batching: the batch ended and its seats are free."""
+
+    request_ids: list[str]
+
+
+class Freed(Event):
+    """The request's references to these blocks were dropped, in this order. A block whose count reaches 0 is free; with a hash it stays findable."""
+
+    request_id: str
+    block_ids: list[int]
+
+
+AnyEvent = (
+    Arrived | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
+    | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Finished | SeatHeld | SeatsFreed | Freed
+)

@@ -1,0 +1,245 @@
+"""What crosses a boundary between parts: requests in, plans to the runner, tokens back, step records out.
+
+Types only; no behaviour beyond validation. Positions start at 0; `_s` is seconds, `_bytes` bytes, `num_` a count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from cbviz.config import ConfigError
+from cbviz.events import AnyEvent
+
+
+class RequestError(ValueError):
+    """A request cannot be taken. The message names the field, the value and the limit."""
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a token is chosen from the logits. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch these off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    """None: the run's seed."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
+            raise RequestError(f"temperature is {self.temperature}, it must lie in 0..100")
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}, the least is 0 (off)")
+        if not (math.isfinite(self.top_p) and 0 < self.top_p <= 1):
+            raise RequestError(f"top_p is {self.top_p}, it must lie in (0, 1]")
+
+
+class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was asked. Immutable and shared by every branch of a run."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    arrival_s: float = 0.0
+    arrival_step: int | None = None
+    """Arrives just before this step, whatever the clock says (lessons, conformance, imports). The first step is 1; 0 means the same."""
+    priority: int = 0
+    """Smaller goes first."""
+    sampling: Sampling = Sampling()
+    output_len: int | None = None
+    """Known output length, for simulated and taped runs (None: runs to max_tokens)."""
+    prompt: str | None = None
+    """The text the ids came from, if any; only shown."""
+    deadline_s: float | None = None
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    session: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.request_id:
+            raise RequestError("request_id is empty")
+        if not self.prompt_token_ids:
+            raise RequestError(f"{self.request_id}: the prompt is empty; it needs at least 1 token")
+        if self.max_tokens < 1:
+            raise RequestError(f"{self.request_id}: max_tokens is {self.max_tokens}, the least is 1")
+        if not math.isfinite(self.arrival_s) or self.arrival_s < 0:
+            raise RequestError(f"{self.request_id}: arrival_s is {self.arrival_s}, it must be a finite number of seconds, 0 or more")
+        if self.arrival_step is not None and self.arrival_step < 0:
+            raise RequestError(f"{self.request_id}: arrival_step is {self.arrival_step}, the least is 0")
+        if self.output_len is not None and self.output_len < 1:
+            raise RequestError(f"{self.request_id}: output_len is {self.output_len}, the least is 1")
+
+
+class Chunk:
+    """One request's share of one step.
+
+    `tokens` is the request's own list (prompt + outputs) and `block_table` its own table: read-only views, valid until
+    `Scheduler.update`. The chunk computes positions `start .. start + num_tokens - 1`; the last `num_draft` of them are
+    `draft_token_ids`, which do not stand in `tokens`. If `sample`, the logits of the last position (and of each draft) yield tokens.
+    """
+
+    __slots__ = ("block_table", "draft_token_ids", "num_draft", "num_tokens", "request_id", "sample", "sampling", "start", "tokens")
+
+    def __init__(self, request_id: str, start: int, num_tokens: int, tokens: list[int], block_table: list[int], sample: bool, sampling: Sampling,
+                 num_draft: int = 0, draft_token_ids: list[int] | None = None) -> None:
+        self.request_id = request_id
+        self.start = start
+        self.num_tokens = num_tokens
+        self.tokens = tokens
+        self.block_table = block_table
+        self.sample = sample
+        self.sampling = sampling
+        self.num_draft = num_draft
+        self.draft_token_ids = draft_token_ids
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.request_id}, {self.start}+{self.num_tokens}, sample={self.sample})"
+
+
+class SchedulerOutput:
+    """One step's plan, all that a runner needs. Built once a step; its views are valid until `update`."""
+
+    __slots__ = ("chunks", "copies", "finished_ids", "num_padding_tokens", "preempted_ids", "step", "swaps_in", "swaps_out")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.chunks: list[Chunk] = []
+        self.copies: tuple[tuple[int, int], ...] = ()
+        """(source block, destination block), done before anything is computed."""
+        self.swaps_in: tuple[tuple[int, int], ...] = ()
+        self.swaps_out: tuple[tuple[int, int], ...] = ()
+        self.num_padding_tokens = 0
+        """Tokens computed only because rows are padded to one length (static-padded prefill)."""
+        self.finished_ids: list[str] = []
+        """Requests that ended since the last plan: a runner may forget them."""
+        self.preempted_ids: list[str] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(c.num_tokens for c in self.chunks)
+
+
+class RunnerOutput:
+    """What a runner gives back: for each sampling chunk its new tokens (1 + accepted drafts)."""
+
+    __slots__ = ("counted", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "token_ids")
+
+    def __init__(self, token_ids: dict[str, list[int]], *, draft_ids: dict[str, list[int]] | None = None, measured_s: float | None = None,
+                 logprobs: dict[str, list[float]] | None = None, gaps: dict[str, list[float]] | None = None, expert_load: list[list[int]] | None = None,
+                 counted: dict[str, float] | None = None) -> None:
+        self.token_ids = token_ids
+        self.draft_ids = draft_ids
+        self.measured_s = measured_s
+        """Wall time of the forward pass and sampling, None if nothing was measured."""
+        self.logprobs = logprobs
+        """Natural log-probability of each chosen token."""
+        self.gaps = gaps
+        """Log-probability of the chosen token's best rival below it, as a distance in nats (best minus second): ties are visible."""
+        self.expert_load = expert_load
+        self.counted = counted
+        """Counted work of the real pass: `flops`, `weight_bytes`, `kv_bytes`."""
+
+
+class StepCost(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Work and modelled time of one step, SI units. The times are lower bounds: nothing can be faster on that device."""
+
+    flops: float = 0.0
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    compute_s: float = 0.0
+    memory_s: float = 0.0
+    overhead_s: float = 0.0
+    total_s: float = 0.0
+
+
+class ChunkRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A chunk as a value. `kind`: `prefill` (the request had no output yet or is recomputing) or `decode`."""
+
+    request_id: str
+    start: int
+    num_tokens: int
+    kind: str
+    num_draft: int = 0
+    sample: bool = False
+    num_recomputed: int = 0
+    """How many of these positions had been computed before a preemption."""
+    padding: bool = False
+
+
+class TokenAccount(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Tokens computed in a step: `total` = useful + recomputed + padded + rejected, exactly."""
+
+    total: int = 0
+    useful: int = 0
+    recomputed: int = 0
+    padded: int = 0
+    rejected: int = 0
+
+
+class SlotAccount(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Token slots of the pool while the step ran: `total` = used + partly_empty + reserved + cached + free, exactly.
+
+    `used` hold a token's KV; `partly_empty` are the rest of blocks in use; `reserved` are whole blocks taken ahead of need;
+    `cached` are blocks nobody refers to that can still be hit; `free` are the others. The null block is left out.
+    """
+
+    total: int = 0
+    used: int = 0
+    partly_empty: int = 0
+    reserved: int = 0
+    cached: int = 0
+    free: int = 0
+
+
+class Gauges(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Counts at the end of the step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_finished: int = 0
+    num_free_blocks: int = 0
+    """Blocks with no reference, cached ones included (vLLM's meaning)."""
+    num_cached_blocks: int = 0
+    """Of these, the ones that can still be hit."""
+
+
+class StepRecord(msgspec.Struct, omit_defaults=True):
+    """One line of a trace: all that a step did, as values. It never shows a later state.
+
+    Steps are counted from 1: record N leads from cursor N - 1 to cursor N, "N steps done".
+    """
+
+    step: int
+    t0_s: float
+    t1_s: float
+    clock: str
+    """`measured` or `modelled`."""
+    chunks: list[ChunkRecord]
+    events: list[AnyEvent]
+    tokens: TokenAccount = TokenAccount()
+    slots: SlotAccount = SlotAccount()
+    gauges: Gauges = Gauges()
+    cost: StepCost | None = None
+    """Work and lower bounds from the cost model (of the machine itself under a measured clock)."""
+    measured_s: float | None = None
+    counted: dict[str, float] | None = None
+    logprobs: dict[str, list[float]] | None = None
+    gaps: dict[str, list[float]] | None = None
+    arrivals: list[RequestSpec] = []
+    """Requests delivered to the scheduler at the start of this step, by the workload or by the user."""
+    inputs: list[dict[str, Any]] = []
+    """What the user did just before this step, in order: `{"op": "add" | "abort" | "configure", ...}`, enough to do it again."""
+    texts: dict[str, list[str]] | None = None
+    """The words of the tokens sampled in this step, where a tokenizer is at hand: what each token added to the request's text."""
+    num_padding_tokens: int = 0
+    schedule_s: float | None = None
+    """Wall time of schedule() + update(): the control plane's own cost, where measured."""
+    replica: int = 0
+
+
+__all__ = ["AnyEvent", "Chunk", "ChunkRecord", "ConfigError", "Gauges", "RequestError", "RequestSpec", "RunnerOutput", "Sampling", "SchedulerOutput", "SlotAccount", "StepCost",
+           "StepRecord", "TokenAccount"]

@@ -1,0 +1,68 @@
+"""The trace file: JSON lines, primitives only, versioned. Knows the format, not who produced it or who draws it.
+
+Line 1 is the header. Then one line a step (`"type": "step"`, the fields of `messages.StepRecord`) and every 100 steps one
+keyframe (`"type": "keyframe"`: the control plane in full, with its digest). A program without our classes can read it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cbviz.messages import StepRecord
+
+VERSION = 1
+KEYFRAME_EVERY = 100
+
+CAPABILITIES = ("schedule", "blocks", "tokens", "texts", "reasons", "accounting", "time", "cost", "queue", "gaps")
+"""What a trace may hold. A view that needs one that the header lacks says which."""
+
+
+class TraceHeader(msgspec.Struct, omit_defaults=True, tag_field="type", tag="header"):
+    """What a reader must know before the first step."""
+
+    version: int = VERSION
+    producer: str = "cbviz"
+    capabilities: list[str] = list(CAPABILITIES)
+    config: dict[str, Any] = {}
+    """The fields of EngineConfig at the first step."""
+    model: str = ""
+    runner: str = ""
+    clock: str = "modelled"
+    device: str = ""
+    """Whose time the steps tell: a measured machine or a modelled device."""
+    workload: str = ""
+    created: str = ""
+    block_size: int = 16
+    num_blocks: int = 0
+    peak_bytes_s: float = 0.0
+    peak_flops_s: float = 0.0
+    """Peaks of `device`, 0 if unknown; `peaks_measured` says whether they were measured."""
+    peaks_measured: bool = False
+    weight_bytes: float = 0.0
+    kv_bytes_per_token: float = 0.0
+    notes: list[str] = []
+    missing: dict[str, str] = {}
+    """For a capability that is not there: why, in words."""
+
+
+class Keyframe(msgspec.Struct, tag_field="type", tag="keyframe"):
+    """The control plane after `step` steps, as plain data, and its digest."""
+
+    step: int
+    digest: str
+    state: dict[str, Any]
+
+
+class StepLine(StepRecord, tag_field="type", tag="step"):
+    """A StepRecord as it stands in a file."""
+
+
+Line = TraceHeader | StepLine | Keyframe
+encode = msgspec.json.Encoder().encode
+decode_line = msgspec.json.Decoder(Line).decode
+
+
+class TraceError(ValueError):
+    """A file is not a trace. The message names the file, the line and what is wrong."""

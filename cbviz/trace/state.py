@@ -1,0 +1,378 @@
+"""The state a trace describes at one moment: a fold of its events. Knows no engine: an imported log folds the same way.
+
+Owns `State` (what the views draw) and the rules by which each event changes it. The engine's own state is a different thing
+(`core`); tests hold the two against each other after every step.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from cbviz import events as ev
+from cbviz.messages import RequestSpec, StepRecord
+
+# Codes of what a request was during one step, as the timeline draws them. `finished` and `none` are what follows and precedes.
+STATES = ("none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring")
+CODE = {name: i for i, name in enumerate(STATES)}
+NORMAL_ENDS = ("length", "stop", "max_model_len")
+NULL_BLOCK = 0
+
+
+class RequestState:
+    """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
+
+    __slots__ = ("arrival_s", "arrival_step", "block_ids", "code", "finish_reason", "finish_s", "finish_step", "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step",
+                 "index", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_steps", "output_texts", "output_token_ids", "priority",
+                 "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason", "last_step")
+
+    def __init__(self, request_id: str, index: int, num_prompt_tokens: int, max_tokens: int) -> None:
+        self.request_id = request_id
+        self.index = index
+        """Order of arrival in this trace, from 0: the row on the timeline."""
+        self.spec: RequestSpec | None = None
+        self.status = "waiting"
+        self.code = CODE["waiting"]
+        """What it was during the last step (index into STATES)."""
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.priority = 0
+        self.arrival_s = 0.0
+        self.arrival_step = 0
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.output_token_ids: list[int] = []
+        self.output_steps: list[int] = []
+        """For each output token the step that made it."""
+        self.output_texts: list[str] = []
+        self.block_ids: list[int] = []
+        self.seat_held = False
+        self.first_scheduled_step = -1
+        self.first_scheduled_s = -1.0
+        self.first_token_step = -1
+        self.first_token_s = -1.0
+        self.finish_step = -1
+        self.finish_s = -1.0
+        self.finish_reason = ""
+        self.wait_reason = ""
+        self.wait_need = 0
+        self.wait_have = 0
+        self.last_step = -1
+        """The last step in which it was scheduled."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.status in ("finished", "refused")
+
+    @property
+    def state(self) -> str:
+        """One of STATES: what it is now. (A request that ended in the last step was `decode` during it and is `finished` now.)"""
+        if self.finished and not self.seat_held:
+            return "finished" if self.finish_reason in NORMAL_ENDS else "aborted"
+        return STATES[self.code]
+
+    def clone(self) -> RequestState:
+        new = copy.copy(self)
+        new.output_token_ids = self.output_token_ids.copy()
+        new.output_steps = self.output_steps.copy()
+        new.output_texts = self.output_texts.copy()
+        new.block_ids = self.block_ids.copy()
+        return new
+
+
+class State:
+    """Requests, queues and blocks after `step` steps (and, inside a step, after `event` of its events)."""
+
+    def __init__(self, num_blocks: int, block_size: int, config: dict[str, Any] | None = None) -> None:
+        self.step = 0
+        self.event: int | None = None
+        self.time_s = 0.0
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.config: dict[str, Any] = dict(config or {})
+        self.requests: dict[str, RequestState] = {}
+        self.by_index: list[RequestState] = []
+        self.running: list[str] = []
+        """Requests with a seat, in the scheduler's order."""
+        self.waiting: list[str] = []
+        """Requests without one, in the order in which they will be asked."""
+        self.holders: dict[int, list[int]] = {}
+        """Block id -> indices of the requests whose table holds it."""
+        self.position = [0] * num_blocks
+        """Place of the block in its holders' tables."""
+        self.last_owner = [-1] * num_blocks
+        """Index of the request that held the block last, -1 if none did."""
+        self.cached = bytearray(num_blocks)
+        """1: the block has a hash and can be found."""
+        self.touched: set[int] = set()
+        """Blocks changed since a reader last cleared this set (for incremental drawing)."""
+        self.changed: set[int] = set()
+        """Indices of requests changed since a reader last cleared this set."""
+
+    # reading ------------------------------------------------------------------------------------------------------------
+
+    def request(self, request_id: str) -> RequestState:
+        try:
+            return self.requests[request_id]
+        except KeyError:
+            raise KeyError(f"no request {request_id!r} at step {self.step}") from None
+
+    def ref_count(self, block_id: int) -> int:
+        return len(self.holders.get(block_id, ()))
+
+    def owner(self, block_id: int) -> int:
+        """Index of the request that holds the block (the first of several), or held it last; -1 if nobody did."""
+        held = self.holders.get(block_id)
+        return held[0] if held else self.last_owner[block_id]
+
+    def fill(self, block_id: int) -> int:
+        """Slots of the block that hold a token of its owner."""
+        held = self.holders.get(block_id)
+        if not held:
+            return self.block_size if self.cached[block_id] else 0
+        r = self.by_index[held[0]]
+        return max(0, min(self.block_size, r.num_computed_tokens - self.position[block_id] * self.block_size))
+
+    def block_kind(self, block_id: int) -> str:
+        """`null`, `shared`, `used`, `reserved` (taken, no token yet), `cached` (free but findable) or `free`."""
+        if block_id == NULL_BLOCK:
+            return "null"
+        n = self.ref_count(block_id)
+        if n > 1:
+            return "shared"
+        if n:
+            return "used" if self.fill(block_id) else "reserved"
+        return "cached" if self.cached[block_id] else "free"
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks nobody refers to, cached ones included, without the null block."""
+        return self.num_blocks - 1 - len(self.holders)
+
+    # folding ------------------------------------------------------------------------------------------------------------
+
+    def clone(self) -> State:
+        """A copy that may be folded on. Finished requests never change again and are shared."""
+        new = copy.copy(self)
+        new.config = dict(self.config)
+        new.by_index = [r if r.finished and not r.seat_held else r.clone() for r in self.by_index]
+        new.requests = {r.request_id: r for r in new.by_index}
+        new.running = self.running.copy()
+        new.waiting = self.waiting.copy()
+        new.holders = {b: h.copy() for b, h in self.holders.items()}
+        new.position = self.position.copy()
+        new.last_owner = self.last_owner.copy()
+        new.cached = self.cached[:]
+        new.touched = set()
+        new.changed = set()
+        return new
+
+    def apply(self, record: StepRecord, upto: int | None = None) -> None:
+        """Folds one record into this state; with `upto`, only its first events, and the state then stands inside the step."""
+        self.event = None
+        for i, e in enumerate(record.events):
+            if upto is not None and i >= upto:
+                self.step, self.event = record.step, upto
+                return
+            _FOLD[type(e)](self, e, record)
+        self.step = record.step
+        self.time_s = record.t1_s
+        self._settle(record)
+
+    def _settle(self, record: StepRecord) -> None:
+        """After the last event: what each request was during this step."""
+        for c in record.chunks:
+            r = self.requests[c.request_id]
+            r.code = CODE["padded"] if c.padding else CODE["decode"] if c.kind == "decode" else CODE["recompute"] if c.num_recomputed else CODE["prefill"]
+            self.changed.add(r.index)
+        for rid in self.running:
+            r = self.requests[rid]
+            if r.last_step != record.step:
+                code = CODE["held"] if r.seat_held else CODE["idle"]
+                if r.code != code:
+                    r.code = code
+                    self.changed.add(r.index)
+
+    def _take(self, r: RequestState, block_ids: list[int]) -> None:
+        for b in block_ids:
+            self.position[b] = len(r.block_ids)
+            r.block_ids.append(b)
+            if b != NULL_BLOCK:
+                self.holders.setdefault(b, []).append(r.index)
+                self.last_owner[b] = r.index
+                self.touched.add(b)
+        self.changed.add(r.index)
+
+    def _drop(self, r: RequestState, block_ids: list[int]) -> None:
+        for b in block_ids:
+            held = self.holders.get(b)
+            if held is None or r.index not in held:
+                continue
+            held.remove(r.index)
+            self.last_owner[b] = r.index
+            if not held:
+                del self.holders[b]
+            self.touched.add(b)
+        self.changed.add(r.index)
+
+
+def _arrived(s: State, e: ev.Arrived, record: StepRecord) -> None:
+    r = RequestState(e.request_id, len(s.by_index), e.num_prompt_tokens, e.max_tokens)
+    r.arrival_s, r.arrival_step, r.priority = e.arrival_s, record.step, e.priority
+    for spec in record.arrivals:
+        if spec.request_id == e.request_id:
+            r.spec = spec
+    s.requests[e.request_id] = r
+    s.by_index.append(r)
+    s.waiting.insert(e.position, e.request_id)
+    s.changed.add(r.index)
+
+
+def _refused(s: State, e: ev.Refused, record: StepRecord) -> None:
+    spec = next((x for x in record.arrivals if x.request_id == e.request_id), None)
+    r = RequestState(e.request_id, len(s.by_index), len(spec.prompt_token_ids) if spec else 0, spec.max_tokens if spec else 0)
+    r.spec, r.status, r.code, r.finish_reason = spec, "refused", CODE["aborted"], "refused: " + e.reason
+    r.arrival_step = r.finish_step = record.step
+    r.arrival_s = r.finish_s = record.t0_s
+    s.requests[e.request_id] = r
+    s.by_index.append(r)
+    s.changed.add(r.index)
+
+
+def _configured(s: State, e: ev.Configured, record: StepRecord) -> None:
+    s.config[e.field] = e.new
+
+
+def _reordered(s: State, e: ev.Reordered, record: StepRecord) -> None:
+    s.waiting = list(e.request_ids)
+
+
+def _not_admitted(s: State, e: ev.NotAdmitted, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    r.wait_reason, r.wait_need, r.wait_have = e.reason, e.need, e.have
+    s.changed.add(r.index)
+
+
+def _admitted(s: State, e: ev.Admitted, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    s.waiting.remove(e.request_id)
+    s.running.append(e.request_id)
+    r.status = "running"
+    r.num_computed_tokens = r.num_cached_tokens = e.num_cached_tokens
+    r.wait_reason = ""
+    if r.first_scheduled_step < 0:
+        r.first_scheduled_step, r.first_scheduled_s = record.step, record.t0_s
+    s.changed.add(r.index)
+
+
+def _evicted(s: State, e: ev.Evicted, record: StepRecord) -> None:
+    s.cached[e.block_id] = 0
+    s.touched.add(e.block_id)
+
+
+def _allocated(s: State, e: ev.Allocated, record: StepRecord) -> None:
+    s._take(s.requests[e.request_id], e.block_ids)
+
+
+def _shared(s: State, e: ev.Shared, record: StepRecord) -> None:
+    s._take(s.requests[e.request_id], e.block_ids)
+
+
+def _scheduled(s: State, e: ev.Scheduled, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    if not e.padding:
+        first = e.start // s.block_size
+        r.num_computed_tokens = e.start + e.num_tokens
+        s.touched.update(r.block_ids[first : (r.num_computed_tokens - 1) // s.block_size + 1])
+    r.last_step = record.step
+    s.changed.add(r.index)
+
+
+def _unscheduled(s: State, e: ev.Unscheduled, record: StepRecord) -> None:
+    s.requests[e.request_id].last_step = -1
+
+
+def _preempted(s: State, e: ev.Preempted, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    s._drop(r, r.block_ids)
+    r.block_ids = []
+    r.num_computed_tokens = 0
+    r.num_preemptions += 1
+    r.status, r.code = "preempted", CODE["preempted"]
+    s.running.remove(e.request_id)
+    s.waiting.insert(e.position, e.request_id)
+
+
+def _out_of_window(s: State, e: ev.OutOfWindow, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    s._drop(r, e.block_ids)
+    for i in range(e.first_index, e.first_index + len(e.block_ids)):
+        r.block_ids[i] = NULL_BLOCK
+
+
+def _executed(s: State, e: ev.Executed, record: StepRecord) -> None:
+    pass
+
+
+def _block_cached(s: State, e: ev.BlockCached, record: StepRecord) -> None:
+    s.cached[e.block_id] = 1
+    s.touched.add(e.block_id)
+
+
+def _sampled(s: State, e: ev.Sampled, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    if r.first_token_step < 0:
+        r.first_token_step, r.first_token_s = record.step, record.t1_s
+    r.num_computed_tokens -= e.num_rejected
+    r.output_token_ids.extend(e.token_ids)
+    r.output_steps.extend([record.step] * len(e.token_ids))
+    if record.texts is not None:
+        r.output_texts.extend(record.texts.get(e.request_id, ()))
+    s.changed.add(r.index)
+
+
+def _finished(s: State, e: ev.Finished, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    if r.request_id in s.waiting:
+        s.waiting.remove(r.request_id)
+    if r.request_id in s.running:
+        s.running.remove(r.request_id)
+    r.status = "finished"
+    r.finish_reason, r.finish_step, r.finish_s = e.reason, record.step, record.t1_s
+    r.code = CODE["finished"] if e.reason in NORMAL_ENDS else CODE["aborted"]
+    s.changed.add(r.index)
+
+
+def _seat_held(s: State, e: ev.SeatHeld, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    r.seat_held = True
+    s.running.insert(e.position, r.request_id)
+    s.changed.add(r.index)
+
+
+def _seats_freed(s: State, e: ev.SeatsFreed, record: StepRecord) -> None:
+    for rid in e.request_ids:
+        r = s.requests[rid]
+        r.seat_held = False
+        r.code = CODE["finished"] if r.finish_reason in NORMAL_ENDS else CODE["aborted"]
+        s.running.remove(rid)
+        s.changed.add(r.index)
+
+
+def _freed(s: State, e: ev.Freed, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    s._drop(r, e.block_ids)
+    r.block_ids = []
+
+
+_FOLD: dict[type, Any] = {
+    ev.Arrived: _arrived, ev.Refused: _refused, ev.Configured: _configured, ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
+    ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
+    ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
+    ev.Sampled: _sampled, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
+}
