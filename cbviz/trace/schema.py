@@ -24,7 +24,7 @@ class TraceHeader(msgspec.Struct, omit_defaults=True, tag_field="type", tag="hea
 
     version: int = VERSION
     producer: str = "cbviz"
-    capabilities: list[str] = list(CAPABILITIES)
+    capabilities: list[str] = msgspec.field(default_factory=lambda: list(CAPABILITIES))
     config: dict[str, Any] = {}
     """The fields of EngineConfig at the first step."""
     model: str = ""
