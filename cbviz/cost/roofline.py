@@ -1,0 +1,159 @@
+"""The work of a step, counted from its plan, and the least time that work can take on a device.
+
+Owns the counting (`count`) and the roofline (`Roofline`). Knows shapes and peak figures; no tensors, no measurement, no queue.
+
+What is counted, for T computed tokens in a step (one multiply and one add are two operations):
+
+* linear layers: 2 x active parameters x T. The input embedding is a lookup and costs nothing; the output head is charged for sampled rows alone.
+* attention: a query at position p sees p + 1 positions, at most the window: 4 x heads x head size operations for each of them in each layer.
+* weights: read once a step whatever the batch, which is why batching pays. The head is read only if a row is sampled. Of a mixture's experts
+  those are read that some token picks: E (1 - (1 - k/E)^T) of E under even routing, an expectation (uneven routing touches fewer).
+* KV: a chunk reads the positions before it once (a prefill tile shares them among its queries; a decode row reads its whole context)
+  and writes its own: start + num_tokens positions in all; in a layer with a window only the last window - 1 before it are read.
+
+Left out: activations, norms, rotary embedding, softmax, sampling, the looked-up embedding rows, communication, attention of padding. Each only adds,
+so the times are **lower bounds**: max(operations / peak rate, bytes / peak bandwidth), and no step can be faster on that device.
+
+Sources: S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009; R. Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023
+(the PaLM inference paper); C. Chen, "Transformer Inference Arithmetic", kipply.com, 2022. MLA as DeepSeek-V2, section 2.1: decodes attend in the
+latent space (absorbed weights), prefills with expanded keys and values.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from cbviz.config import ConfigError, DeviceSpec, ModelSpec
+from cbviz.cost.models import complete, kv_elements_per_layer
+from cbviz.messages import Chunk, Sampling, SchedulerOutput, StepCost
+
+
+class Work(NamedTuple):
+    """Counted work of one step: operations, bytes of weights read, bytes of KV read and written."""
+
+    flops: float
+    weight_bytes: float
+    kv_bytes: float
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.kv_bytes
+
+
+class _Counter:
+    """The coefficients of one model, worked out once, and the count itself."""
+
+    __slots__ = ("decode_pair", "dense_bytes", "expert_bytes", "head_bytes", "head_flops", "kv_full", "kv_windowed", "linear_flops", "miss", "num_full", "num_windowed",
+                 "pair", "window")
+
+    def __init__(self, spec: ModelSpec) -> None:
+        m = complete(spec)
+        head = m.vocab_size * m.hidden_size
+        looked_up = 0 if m.tied_embeddings else head
+        self.linear_flops = 2.0 * (m.active_params - head)
+        self.head_flops = 2.0 * head
+        self.head_bytes = head * m.weight_bytes_per_param
+        # All parameters and those of one token differ by the experts that it does not pick, E - k of E, and by what is only looked up.
+        spread = m.num_experts - m.num_experts_per_tok
+        experts = (m.params - m.active_params - looked_up) * m.num_experts / spread if spread > 0 else 0.0
+        self.dense_bytes = (m.active_params - head - experts * (m.num_experts_per_tok / m.num_experts if experts else 0.0)) * m.weight_bytes_per_param
+        self.expert_bytes = experts * (m.expert_bytes_per_param or m.weight_bytes_per_param)
+        self.miss = 1.0 - m.num_experts_per_tok / m.num_experts if experts else 0.0
+        self.window = m.sliding_window
+        windowed = m.num_layers - m.num_global_layers if m.sliding_window else 0
+        full = m.num_layers - windowed
+        kv = kv_elements_per_layer(m) * m.kv_bytes_per_element
+        self.kv_full, self.kv_windowed = full * kv, windowed * kv
+        if m.attention == "mla":
+            self.pair = 2.0 * m.num_heads * (2 * m.head_dim - m.qk_rope_head_dim)
+            self.decode_pair = 2.0 * m.num_heads * (2 * m.kv_lora_rank + m.qk_rope_head_dim)
+        else:
+            self.pair = self.decode_pair = 4.0 * m.num_heads * m.head_dim
+        self.num_full, self.num_windowed = full, windowed
+
+    def count(self, plan: SchedulerOutput) -> Work:
+        num_tokens = plan.num_padding_tokens
+        rows = 0
+        kv_bytes = 0.0
+        attention = 0.0
+        window = self.window
+        for c in plan.chunks:
+            n, start = c.num_tokens, c.start
+            num_tokens += n
+            if c.sample:
+                rows += 1 + c.num_draft
+            pairs = n * start + n * (n + 1) // 2
+            layer_pairs = self.num_full * pairs
+            kv_bytes += self.kv_full * (start + n)
+            if window:
+                layer_pairs += self.num_windowed * windowed_pairs(start, n, window)
+                kv_bytes += self.kv_windowed * (min(start, window - 1) + n)
+            attention += layer_pairs * (self.decode_pair if n == 1 else self.pair)
+        if not num_tokens:
+            return Work(0.0, 0.0, 0.0)
+        weights = self.dense_bytes
+        if self.expert_bytes:
+            weights += self.expert_bytes * (1.0 - self.miss**num_tokens)
+        if rows:
+            weights += self.head_bytes
+        return Work(self.linear_flops * num_tokens + self.head_flops * rows + attention, weights, kv_bytes)
+
+
+def windowed_pairs(start: int, num_tokens: int, window: int) -> int:
+    """Pairs of query and key for queries at start .. start + num_tokens - 1 that each see the last `window` positions, their own included."""
+    short = min(max(window - start, 0), num_tokens)  # queries that still see everything before them
+    return short * start + short * (short + 1) // 2 + (num_tokens - short) * window
+
+
+@lru_cache(maxsize=64)
+def _counter(spec: ModelSpec) -> _Counter:
+    return _Counter(spec)
+
+
+def count(plan: SchedulerOutput, spec: ModelSpec) -> Work:
+    """The work of `plan` on a model of shape `spec`: counted, not measured. Divided by a measured time it gives achieved operations and bytes a second."""
+    return _counter(spec).count(plan)
+
+
+class Roofline:
+    """Least time of a step: the larger of compute time and memory time at the device's peaks, plus `overhead_s` (0 keeps it a lower bound)."""
+
+    name = "roofline"
+
+    def __init__(self, spec: ModelSpec, device: DeviceSpec, overhead_s: float = 0.0) -> None:
+        """Raises ConfigError if a peak is not positive or `overhead_s` is negative."""
+        if not (device.flops_s > 0 and device.bandwidth_bytes_s > 0):
+            raise ConfigError(f"{device.name}: flops_s is {device.flops_s} and bandwidth_bytes_s is {device.bandwidth_bytes_s}; both must be above 0")
+        if not overhead_s >= 0:
+            raise ConfigError(f"overhead_s is {overhead_s}, the least is 0")
+        self.spec = complete(spec)
+        self.device = device
+        self.overhead_s = overhead_s
+        self._counter = _counter(self.spec)
+
+    def price(self, plan: SchedulerOutput) -> StepCost:
+        """Counted work and lower-bound times of one step. A plan without tokens costs nothing."""
+        work = self._counter.count(plan)
+        if not work.weight_bytes:
+            return StepCost()
+        compute_s = work.flops / self.device.flops_s
+        memory_s = (work.weight_bytes + work.kv_bytes) / self.device.bandwidth_bytes_s
+        return StepCost(flops=work.flops, weight_bytes=work.weight_bytes, kv_bytes=work.kv_bytes, compute_s=compute_s, memory_s=memory_s,
+                        overhead_s=self.overhead_s, total_s=max(compute_s, memory_s) + self.overhead_s)
+
+
+def price_batch(spec: ModelSpec, device: DeviceSpec, num_decodes: int = 0, context: int = 0, prefill_tokens: int = 0, *, overhead_s: float = 0.0) -> StepCost:
+    """What-if: one step of `num_decodes` decoding rows with `context` positions each before them, and one whole prompt of `prefill_tokens`."""
+    for field, value in (("num_decodes", num_decodes), ("context", context), ("prefill_tokens", prefill_tokens)):
+        if value < 0:
+            raise ConfigError(f"{field} is {value}, the least is 0")
+    plan = SchedulerOutput(0)
+    greedy = Sampling()
+    plan.chunks = [Chunk(f"decode-{i}", context, 1, [], [], True, greedy) for i in range(num_decodes)]
+    if prefill_tokens:
+        plan.chunks.append(Chunk("prefill", 0, prefill_tokens, [], [], True, greedy))
+    return Roofline(spec, device, overhead_s).price(plan)
+
+
+__all__ = ["Roofline", "Work", "count", "price_batch", "windowed_pairs"]
