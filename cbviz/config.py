@@ -96,11 +96,15 @@ class ModelSpec:
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
     sliding_window: int = 0
+    num_global_layers: int = 0
+    """Layers that attend to everything although `sliding_window` is set (Gemma, GPT-OSS)."""
     params: int = 0
     """All parameters; 0: computed from the shape by `cost.models`."""
     active_params: int = 0
     """Parameters that one token passes through; 0: as `params`."""
     weight_bytes_per_param: float = 2.0
+    expert_bytes_per_param: float = 0.0
+    """Bytes of a routed expert's parameter where it differs (MXFP4 experts); 0: as `weight_bytes_per_param`."""
     kv_bytes_per_element: float = 2.0
     source: str = ""
 
