@@ -44,7 +44,9 @@ def test_every_device_of_the_data() -> None:
         if row["bf16_dense_tflops"] is not None:
             assert spec.flops_s == pytest.approx(row["bf16_dense_tflops"] * 1e12)
         assert spec.link_bytes_s == pytest.approx(row.get("gpu_link_gb_s_one_way", 0) * 1e9)
-        assert spec.kind == row["kind"] and not spec.measured and spec.source
+        assert spec.kind == row["kind"]
+        assert not spec.measured
+        assert spec.source
         assert ("certainty" in spec.source) == (row["confidence"] != "high")
 
 
