@@ -51,3 +51,15 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(calibrate, "_LEAST_S", 0.0)
     assert calibrate.measure().bandwidth_bytes_s > 0
     assert calibrate.load() is None
+
+
+def test_a_slower_pass_does_not_replace_a_quicker_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrate, "_LEAST_S", 0.0)
+    first = calibrate.measure()
+    kept = json.loads((tmp_path / calibrate.FILE).read_text())
+    kept["device"]["bandwidth_bytes_s"] = 1e15
+    (tmp_path / calibrate.FILE).write_text(json.dumps(kept))
+    second = calibrate.measure()
+    assert second.bandwidth_bytes_s == 1e15
+    assert second.flops_s >= first.flops_s
