@@ -1,0 +1,59 @@
+"""cbviz, a debugger for LLM serving: the public names, in one place.
+
+Owns the list of what a user types after `import cbviz as cb`, and nothing else. Every name is loaded from its home when it is
+first touched (PEP 562), so that `import cbviz` costs a few milliseconds and loads neither torch nor a widget.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cbviz import views
+    from cbviz.app.explorer import explorer
+    from cbviz.config import ConfigError, EngineConfig
+    from cbviz.core.policy import policy
+    from cbviz.messages import RequestError, RequestSpec, Sampling
+    from cbviz.session import Session, on
+    from cbviz.trace import Cursor, Trace, compare, explain, load, metrics
+
+__all__ = [
+    "ConfigError", "Cursor", "EngineConfig", "RequestError", "RequestSpec", "Sampling", "Session", "Trace", "__version__",
+    "compare", "explain", "explorer", "load", "metrics", "on", "policy", "views",
+]
+
+_HOMES = {
+    "ConfigError": "cbviz.config",
+    "Cursor": "cbviz.trace",
+    "EngineConfig": "cbviz.config",
+    "RequestError": "cbviz.messages",
+    "RequestSpec": "cbviz.messages",
+    "Sampling": "cbviz.messages",
+    "Session": "cbviz.session",
+    "Trace": "cbviz.trace",
+    "compare": "cbviz.trace",
+    "explain": "cbviz.trace",
+    "explorer": "cbviz.app.explorer",
+    "load": "cbviz.trace",
+    "metrics": "cbviz.trace",
+    "on": "cbviz.session",
+    "policy": "cbviz.core.policy",
+}
+"""Where each public name lives. `views` is a package of its own and not in the table."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "views":
+        return importlib.import_module("cbviz.views")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cbviz' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next access is a plain one
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,83 @@
+"""What all tests share: where the recordings lie, what a missing tool means, and which tests may not run side by side.
+
+Where something is absent (recordings, a browser, a card) a test skips and says so; on a build server (`CI` is set) it fails, unless it needs a card.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("model", "browser", "slow", "gpu")
+
+# Two cores are the smallest machine that this is meant for; more threads than that make the figures depend on the machine. Read by torch when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Nothing may ask a hub for anything: what a test needs is on the disk.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def absent(reason: str) -> None:
+    """Ends a test that lacks something: skipped at a desk, failed on a build server."""
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def recordings(variable: str, default: str) -> Path:
+    """The folder that `variable` names, by default `default` relative to the repository root."""
+    folder = Path(os.environ.get(variable) or ROOT / default)
+    if not folder.is_dir():
+        absent(f"{variable}: no folder {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def conformance() -> Path:
+    """Recordings of other engines, one folder an engine."""
+    return recordings("CBVIZ_CONFORMANCE", "../shared/conformance")
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """Traces, device and model tables, operator profiles."""
+    return recordings("CBVIZ_DATA", "../shared/data")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the system's Chromium."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if found := shutil.which(name):
+            return found
+    absent("no Chromium on this machine (Debian: apt-get install chromium)")
+    raise AssertionError("unreachable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Light tests first; heavy ones in one group, so that `-n 2 --dist loadgroup` never runs two of them at once."""
+    def weight(item: pytest.Item) -> int:
+        return max((HEAVY.index(m.name) + 1 for m in item.iter_markers() if m.name in HEAVY), default=0)
+
+    items.sort(key=weight)
+    for item in items:
+        if weight(item):
+            item.add_marker(pytest.mark.xdist_group("heavy"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA card on this machine")
