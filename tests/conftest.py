@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("model", "browser", "slow", "gpu")
@@ -18,6 +19,10 @@ HEAVY = ("model", "browser", "slow", "gpu")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Nothing may ask a hub for anything: what a test needs is on the disk.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A slow machine is no fault of the code; and on a build server the same examples come up every time.
+settings.register_profile("cbviz", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI")))
+settings.load_profile("cbviz")
 
 
 def absent(reason: str) -> None:
