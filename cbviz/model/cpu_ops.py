@@ -1,0 +1,182 @@
+"""The quick operators for a CPU, in plain torch: same signatures and meaning as `ops`, fewer and larger calls.
+
+Owns only speed. Attention of all decoding sequences is one gather of their blocks and one fused call, with the query heads of a
+group as rows of its key head (so keys are not repeated); a prompt's chunk is one gather and one call. Indices and masks are made
+once a step, in the first layer. float32 throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+
+from cbviz.model.kv_store import KVLayer
+from cbviz.model.ops import Batch, OpSet
+
+_MAX_GATHERED_TOKENS = 16_384
+"""Decodes gathered in one call: bounds the copy of keys and values (13 MB each for SmolLM2)."""
+_SLAB = 512
+"""Queries of one call where a mask is needed."""
+
+
+@dataclass(slots=True)
+class _Decodes:
+    """Sequences with one query token each, of similar length."""
+
+    tokens: torch.Tensor | slice
+    """Their places in q."""
+    rows: torch.Tensor
+    """[B * H_kv * blocks] rows of the cache seen as [num_blocks * H_kv, block_size * D]."""
+    count: int
+    keys: int
+    """Keys attended to, before padding to whole blocks: the longest sequence's."""
+    mask: torch.Tensor | None
+    """[B, 1, 1, keys] added to the scores; None where every key is seen."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Several query tokens of one sequence, tokens `first` to `last` of q."""
+
+    first: int
+    last: int
+    rows: torch.Tensor
+    """[H_kv * blocks], as above."""
+    keys: int
+    mask: torch.Tensor | None
+    """[queries, keys]; None for a plain causal chunk from position 0."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    num_tokens: int
+    decodes: list[_Decodes]
+    chunks: list[_Chunk]
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    residual.add_(x)
+    return F.rms_norm(residual, (x.shape[-1],), weight, eps), residual
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    c, s = cos[:, None, :], sin[:, None, :]
+    out = torch.empty(x.shape, dtype=x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    torch.mul(first, c, out=out[..., :half]).addcmul_(second, s, value=-1)
+    torch.mul(second, c, out=out[..., half:]).addcmul_(first, s)
+    return out
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> None:
+    heads, dim = k.shape[1], k.shape[2]
+    found = batch.shared.get(("slots", heads))
+    if found is None:
+        written = batch.slot_mapping >= 0
+        slots = batch.slot_mapping[written]
+        rows = ((slots // batch.block_size)[:, None] * heads + torch.arange(heads)) * batch.block_size + (slots % batch.block_size)[:, None]
+        # Padding stands at the end, so the written tokens are a slice.
+        found = batch.shared[("slots", heads)] = (rows.reshape(-1), int(written.sum()))
+    rows, num_written = found
+    layer.k.view(-1, dim).index_copy_(0, rows, k[:num_written].reshape(-1, dim))
+    layer.v.view(-1, dim).index_copy_(0, rows, v[:num_written].reshape(-1, dim))
+
+
+def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int) -> torch.Tensor:
+    heads_kv, block_size, dim = layer.k.shape[1:]
+    heads = q.shape[1]
+    groups = heads // heads_kv
+    plan: _Plan | None = batch.shared.get(("attention", window))
+    if plan is None:
+        plan = batch.shared[("attention", window)] = _plan(batch, heads_kv, window)
+    keys = layer.k.view(-1, block_size * dim)
+    values = layer.v.view(-1, block_size * dim)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    for d in plan.decodes:
+        n = d.count
+        k = keys.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys]
+        v = values.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys]
+        y = F.scaled_dot_product_attention(q[d.tokens].reshape(n, heads_kv, groups, dim), k, v, attn_mask=d.mask, scale=scale)
+        out[d.tokens] = y.reshape(n, heads, dim)
+    for c in plan.chunks:
+        k = keys.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys]
+        v = values.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys]
+        y = F.scaled_dot_product_attention(q[c.first:c.last].transpose(0, 1)[None], k, v, attn_mask=c.mask, is_causal=c.mask is None, scale=scale, enable_gqa=groups > 1)
+        out[c.first:c.last] = y[0].transpose(0, 1)
+    out[plan.num_tokens:] = 0
+    return out
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return F.silu(x[:, :half]).mul_(x[:, half:])
+
+
+def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
+    """Splits the batch into groups of decodes of similar length, and chunks; makes their gather rows and masks."""
+    size = batch.block_size
+    heads = torch.arange(heads_kv)
+    starts = [0]
+    for n in batch.query_lens_list:
+        starts.append(starts[-1] + n)
+    singles = sorted((b for b, n in enumerate(batch.query_lens_list) if n == 1), key=lambda b: batch.seq_lens_list[b])
+    groups: list[list[int]] = []
+    for b in singles:  # ascending, so the newest is the longest: the group is padded to it
+        n = batch.seq_lens_list[b]
+        if groups and n <= 2 * batch.seq_lens_list[groups[-1][0]] + 64 and n * (len(groups[-1]) + 1) <= _MAX_GATHERED_TOKENS:
+            groups[-1].append(b)
+        else:
+            groups.append([b])
+    decodes = []
+    for group in groups:
+        lens = [batch.seq_lens_list[b] for b in group]
+        # Blocks that lie left of everybody's window are not gathered.
+        lead = max(0, min(lens) - window) // size if window else 0
+        keys = max(lens) - lead * size
+        table = batch.block_table[group, lead:lead + (keys + size - 1) // size].clamp(min=0).long()
+        rows = (table[:, None, :] * heads_kv + heads[None, :, None]).reshape(-1)
+        mask = None
+        if min(lens) != max(lens) or (window and min(lens) > window + lead * size):
+            at = torch.arange(lead * size, max(lens))
+            end = torch.tensor(lens)[:, None]
+            seen = (at < end) & (at >= end - window) if window else at < end
+            mask = torch.zeros(len(group), 1, 1, keys).masked_fill_(~seen[:, None, None, :], float("-inf"))
+        places = [starts[b] for b in group]
+        # Mostly the decodes stand in a row, and a slice spares a copy.
+        straight = places == list(range(places[0], places[0] + len(places)))
+        decodes.append(_Decodes(slice(places[0], places[0] + len(places)) if straight else torch.tensor(places), rows, len(group), keys, mask))
+    chunks = []
+    for b, n in enumerate(batch.query_lens_list):
+        if n < 2:
+            continue
+        length = batch.seq_lens_list[b]
+        masked = n != length or (window > 0 and length > window)
+        # A masked chunk is cut into slabs: masks stay small, and no slab looks at keys beyond its last query or left of its window.
+        slab = _SLAB if masked else n
+        for begin in range(0, n, slab):
+            end = min(begin + slab, n)
+            stop = length - n + end                      # keys up to the slab's last query
+            lead = max(0, length - n + begin + 1 - window) // size if window else 0
+            table = batch.block_table[b, lead:(stop + size - 1) // size].clamp(min=0).long()
+            rows = (table[None, :] * heads_kv + heads[:, None]).reshape(-1)
+            mask = None
+            if masked:
+                query, at = torch.arange(length - n + begin, stop)[:, None], torch.arange(lead * size, stop)
+                seen = (at <= query) & (at > query - window) if window else at <= query
+                mask = torch.zeros(end - begin, stop - lead * size).masked_fill_(~seen, float("-inf"))
+            chunks.append(_Chunk(starts[b] + begin, starts[b] + end, rows, stop - lead * size, mask))
+    return _Plan(starts[-1], decodes, chunks)
+
+
+CPU = OpSet("cpu", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul)

@@ -1,0 +1,93 @@
+"""The paged KV tensors and a ledger of what they hold.
+
+Owns the memory and the truth about its contents; not who uses which block (that is the scheduler's block pool), nor why. The
+tensors are a cache: everything in them follows from token ids and can be computed again.
+
+    layers[l].k, layers[l].v   [num_blocks, H_kv, block_size, D]   float32
+    slot of a token            block id * block_size + position % block_size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+EMPTY = 0
+"""Ledger entry of a slot that holds nothing."""
+
+
+class KVLayer(NamedTuple):
+    """One layer's cache, `[num_blocks, H_kv, block_size, D]` each."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def chain(parent: int, token_id: int) -> int:
+    """Running hash of a sequence: of all ids up to and with `token_id`. Never EMPTY.
+
+    Python's tuple hash of two integers is a fixed 64-bit function (xxHash rounds, not randomised), 10 times cheaper than a
+    cryptographic one; the ledger is compared only within one process.
+    """
+    return hash((parent, token_id)) or 1
+
+
+def chain_all(token_ids: Sequence[int], parent: int = EMPTY) -> list[int]:
+    """`chain` after each of the ids."""
+    out = []
+    for t in token_ids:
+        parent = hash((parent, t)) or 1
+        out.append(parent)
+    return out
+
+
+class KVStore:
+    """KV memory of all layers and, for each slot, the running hash of the token ids whose KV it holds.
+
+    A slot's KV depends on its token and on all tokens before it, so the running hash names its content exactly (rounding aside).
+    Entries are cleared before their slots are written and set after the pass succeeded: a pass that raises leaves a ledger that
+    claims too little, never too much.
+    """
+
+    def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: torch.device | str = "cpu") -> None:
+        self.num_layers, self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim = num_layers, num_blocks, num_kv_heads, block_size, head_dim
+        self.device = torch.device(device)
+        # Zeros, not empty: masked slots are multiplied by weight 0, which a NaN would survive. The pages are not touched until they are written.
+        self._data = torch.zeros(num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim, dtype=torch.float32, device=self.device)
+        self.layers = [KVLayer(self._data[i, 0], self._data[i, 1]) for i in range(num_layers)]
+        self.ledger = np.full((num_blocks, block_size), EMPTY, dtype=np.int64)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self._data.element_size()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._data.numel() * self._data.element_size()
+
+    def hash_at(self, block_table: Sequence[int], position: int) -> int:
+        """What slot `position` of a sequence with this table holds: a running hash or EMPTY."""
+        return int(self.ledger[block_table[position // self.block_size], position % self.block_size])
+
+    def clear(self, block_ids: Sequence[int], offsets: Sequence[int]) -> None:
+        """Forgets these slots: called before they are written."""
+        self.ledger[block_ids, offsets] = EMPTY
+
+    def record(self, block_ids: Sequence[int], offsets: Sequence[int], hashes: Sequence[int]) -> None:
+        """States what these slots hold now: called after they were written."""
+        self.ledger[block_ids, offsets] = hashes
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks `(source, destination)` in order, contents and ledger."""
+        for src, dst in pairs:
+            self.ledger[dst] = EMPTY
+            self._data[:, :, dst] = self._data[:, :, src]
+            self.ledger[dst] = self.ledger[src]
+
+    def reset(self) -> None:
+        """Forgets all contents."""
+        self.ledger.fill(EMPTY)

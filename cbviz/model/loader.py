@@ -1,0 +1,257 @@
+"""GGUF and safetensors -> weights in the engine's layout, and the tokenizer. No `transformers`.
+
+Owns the translation of names and layouts, and the converted copy in the cache: `weights.safetensors` holds float32 tensors, query,
+key and value fused, gate and up fused, laid out so that the file is memory-mapped and used as it is. Kernels on one machine share
+its pages; loading again takes no conversion. The copy is keyed by the source's files and `LAYOUT`, written beside and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cbviz.config import ModelSpec
+from cbviz.model import hub
+from cbviz.model.decoder import Decoder, DecoderConfig, LayerWeights, Weights
+from cbviz.model.gguf_file import GgufFile
+from cbviz.model.hub import ModelError, ModelSource, Progress
+from cbviz.model.ops import OpSet
+from cbviz.model.tokenizer import Tokenizer
+
+LAYOUT = 1
+"""Raised whenever the converted file's contents would differ: older copies are then not found, and removed."""
+_ALIGN = 4096
+
+Array = np.ndarray[Any, Any]
+Read = Callable[[str], Array]
+"""The float32 tensor of a Hugging Face name below `model.`; KeyError-free: raises ModelError if absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights, shape and tokenizer of one model, before operators are chosen. `tokenizer` is None where the source has none."""
+
+    name: str
+    title: str
+    config: DecoderConfig
+    weights: Weights
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+
+    def decoder(self, ops: OpSet, window: int = 0) -> Decoder:
+        return Decoder(self.config, self.weights, ops, window)
+
+    def spec(self) -> ModelSpec:
+        from cbviz.model.ops import REFERENCE
+
+        return self.config.spec(self.title, self.decoder(REFERENCE).num_params)
+
+
+def load(model: str | ModelSource = "smollm2", *, device: torch.device | str = "cpu", progress: Progress | None = None) -> LoadedModel:
+    """Loads a model: what `hub.resolve` takes, or a source it returned. Converts on first use. Raises ModelError."""
+    source = hub.resolve(model, progress) if isinstance(model, str) else model
+    folder = _converted(source)
+    about = json.loads((folder / "model.json").read_text("utf-8"))
+    config = DecoderConfig.from_dict(about["config"])
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    tensors = {name: t.to(device) for name, t in _map(folder / "weights.safetensors").items()}
+    layers = [LayerWeights(**{slot: tensors[f"layers.{i}.{slot}"] for slot in LayerWeights.__slots__ if f"layers.{i}.{slot}" in tensors}) for i in range(config.num_layers)]
+    embed = tensors["embed"]
+    weights = Weights(embed, layers, tensors["norm"], embed if config.tied_embeddings else tensors["head"], tensors["inverse_frequencies"])
+    return LoadedModel(source.name, source.title, config, weights, tokenizer, tuple(about["eos_token_ids"]))
+
+
+def _converted(source: ModelSource) -> Path:
+    """The folder of the converted copy, made if it is not there."""
+    root = hub.cache_dir() / "converted"
+    root.mkdir(exist_ok=True)
+    stem = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in source.name)
+    folder = root / f"{stem}-{source.fingerprint()}-v{LAYOUT}"
+    if (folder / "model.json").exists():
+        return folder
+    scratch = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
+    try:
+        with ExitStack() as stack:
+            config, tokenizer, eos, tensors = (_open_gguf if source.kind == "gguf" else _open_folder)(source.path, stack)
+            _write(scratch / "weights.safetensors", tensors)
+        if tokenizer is not None:
+            tokenizer.save(scratch)
+        about = {"config": config.to_dict(), "eos_token_ids": eos, "source": str(source.path)}
+        (scratch / "model.json").write_text(json.dumps(about), "utf-8")
+        for old in root.glob(f"{stem}-*"):  # copies of an earlier state of the same source
+            if old != folder and _source_of(old) == str(source.path):
+                shutil.rmtree(old, ignore_errors=True)
+        try:
+            os.rename(scratch, folder)
+        except OSError:
+            if not (folder / "model.json").exists():  # else another process was quicker
+                raise
+    except OSError as e:
+        raise ModelError(f"{source.title} could not be converted into {root}: {e.strerror or e}. Its float32 weights need room there; set CBVIZ_CACHE to another folder.") from e
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _source_of(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / "model.json").read_text("utf-8"))["source"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+Tensors = Iterator[tuple[str, tuple[int, ...], Callable[[], Array]]]
+"""(engine's name, shape, how to read it): shapes are known before anything is read, so that the file's header can be written first."""
+
+
+def _open_gguf(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer | None, list[int], Tensors]:
+    f = stack.enter_context(GgufFile(path))
+    if "token_embd.weight" not in f:
+        raise ModelError(f"{path} has no tensor 'token_embd.weight'")
+    config = DecoderConfig.from_gguf(f.metadata, tied="output.weight" not in f, vocab_size=f.shape("token_embd.weight")[0])
+    tokenizer = Tokenizer.from_gguf(f.metadata)
+    names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+             "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+             "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+    def gguf_name(name: str) -> str:
+        module, kind = name.rsplit(".", 1)
+        if module.startswith("layers."):
+            _, i, module = module.split(".", 2)
+            return f"blk.{i}.{names[module]}.{kind}"
+        return f"{names[module]}.{kind}"
+
+    def read(name: str) -> Array:
+        x = f.tensor(gguf_name(name))
+        # llama.cpp keeps Llama's rotated pairs beside one another; the halves of a head stand apart here, as in the original.
+        if config.architecture == "llama" and ".self_attn.q_proj." in name:
+            x = _unpermute(x, config.num_heads)
+        elif config.architecture == "llama" and ".self_attn.k_proj." in name:
+            x = _unpermute(x, config.num_kv_heads)
+        return x
+
+    frequencies = config.inverse_frequencies().numpy()
+    if "rope_freqs.weight" in f:  # llama3's scaling, as one divisor a frequency
+        frequencies = frequencies / f.tensor("rope_freqs.weight")
+    return config, tokenizer, list(tokenizer.eos_token_ids), _tensors(config, lambda n: gguf_name(n) in f, read, frequencies)
+
+
+def _unpermute(x: Array, heads: int) -> Array:
+    """[heads * D, ...] with rows of a head as (0, D/2, 1, D/2+1, ...) -> (0, 1, ..., D-1)."""
+    return x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _open_folder(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer | None, list[int], Tensors]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        raw = json.loads((path / "config.json").read_text("utf-8"))
+    except ValueError as e:
+        raise ModelError(f"{path / 'config.json'} is not JSON: {e}") from e
+    config = DecoderConfig.from_hf(raw)
+    tokenizer = Tokenizer.from_folder(path)
+    where: dict[str, Any] = {}
+    try:
+        for file in sorted(path.glob("*.safetensors")):
+            opened = stack.enter_context(safe_open(file, framework="pt"))
+            where.update(dict.fromkeys(opened.keys(), opened))
+    except SafetensorError as e:
+        raise ModelError(f"{path} holds a damaged safetensors file: {e}. Fetch it again.") from e
+
+    def full(name: str) -> str:
+        return name if name.startswith("lm_head") else f"model.{name}"
+
+    def read(name: str) -> Array:
+        if full(name) not in where:
+            raise ModelError(f"{path} has no tensor {full(name)!r}")
+        tensor: torch.Tensor = where[full(name)].get_tensor(full(name))
+        if not tensor.is_floating_point():
+            raise ModelError(f"{path}: tensor {full(name)!r} is {tensor.dtype}; float32, float16 and bfloat16 are read")
+        return tensor.float().numpy()
+
+    eos = raw.get("eos_token_id")
+    ids = list(tokenizer.eos_token_ids) if tokenizer is not None else [eos] if isinstance(eos, int) else list(eos or [])
+    return config, tokenizer, ids, _tensors(config, lambda n: full(n) in where, read, config.inverse_frequencies().numpy())
+
+
+def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequencies: Array) -> Tensors:
+    """All tensors of the engine's layout, in the order in which a forward pass needs them."""
+
+    def checked(name: str, shape: tuple[int, ...]) -> Array:
+        x = read(name)
+        if x.shape != shape:
+            raise ModelError(f"tensor {name!r} has shape {list(x.shape)}, the config asks for {list(shape)}")
+        return x
+
+    def one(name: str, *shape: int) -> tuple[tuple[int, ...], Callable[[], Array]]:
+        return shape, lambda: checked(name, shape)
+
+    def stacked(sizes: dict[str, int], *rest: int) -> tuple[tuple[int, ...], Callable[[], Array]]:
+        return (sum(sizes.values()), *rest), lambda: np.concatenate([checked(n, (size, *rest)) for n, size in sizes.items()])
+
+    yield "inverse_frequencies", frequencies.shape, lambda: frequencies
+    yield "embed", *one("embed_tokens.weight", c.vocab_size, c.hidden_size)
+    for i in range(c.num_layers):
+        a, m = f"layers.{i}.self_attn", f"layers.{i}.mlp"
+        qkv = {f"{a}.q_proj": c.q_size, f"{a}.k_proj": c.kv_size, f"{a}.v_proj": c.kv_size}
+        gate_up = {f"{m}.gate_proj": c.intermediate_size, f"{m}.up_proj": c.intermediate_size}
+        yield f"layers.{i}.attn_norm", *one(f"layers.{i}.input_layernorm.weight", c.hidden_size)
+        yield f"layers.{i}.qkv", *stacked({f"{n}.weight": s for n, s in qkv.items()}, c.hidden_size)
+        if has(f"{a}.q_proj.bias"):
+            yield f"layers.{i}.qkv_bias", *stacked({f"{n}.bias": s for n, s in qkv.items()})
+        if c.qk_norm:
+            yield f"layers.{i}.q_norm", *one(f"{a}.q_norm.weight", c.head_dim)
+            yield f"layers.{i}.k_norm", *one(f"{a}.k_norm.weight", c.head_dim)
+        yield f"layers.{i}.o", *one(f"{a}.o_proj.weight", c.hidden_size, c.q_size)
+        if has(f"{a}.o_proj.bias"):
+            yield f"layers.{i}.o_bias", *one(f"{a}.o_proj.bias", c.hidden_size)
+        yield f"layers.{i}.mlp_norm", *one(f"layers.{i}.post_attention_layernorm.weight", c.hidden_size)
+        yield f"layers.{i}.gate_up", *stacked({f"{n}.weight": s for n, s in gate_up.items()}, c.hidden_size)
+        if has(f"{m}.gate_proj.bias"):
+            yield f"layers.{i}.gate_up_bias", *stacked({f"{n}.bias": s for n, s in gate_up.items()})
+        yield f"layers.{i}.down", *one(f"{m}.down_proj.weight", c.hidden_size, c.intermediate_size)
+        if has(f"{m}.down_proj.bias"):
+            yield f"layers.{i}.down_bias", *one(f"{m}.down_proj.bias", c.hidden_size)
+    yield "norm", *one("norm.weight", c.hidden_size)
+    if not c.tied_embeddings:
+        yield "head", *one("lm_head.weight", c.vocab_size, c.hidden_size)
+
+
+def _write(path: Path, tensors: Tensors) -> None:
+    """A safetensors file whose data starts on a page. One tensor in memory at a time."""
+    todo = list(tensors)
+    header: dict[str, Any] = {}
+    at = 0
+    for name, shape, _ in todo:
+        size = 4 * int(np.prod(shape, dtype=np.int64))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGN)  # the format allows spaces after the header
+    with path.open("wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for _, _, read in todo:
+            f.write(np.ascontiguousarray(read(), dtype="<f4").data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _map(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file of `_write`, memory-mapped: private pages, shared with every process until somebody writes, which nobody does."""
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        length = struct.unpack("<Q", f.read(8))[0]
+        header = json.loads(f.read(length))
+    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[8 + length:].view(torch.float32)
+    return {name: data[h["data_offsets"][0] // 4:h["data_offsets"][1] // 4].view(h["shape"]) for name, h in header.items()}

@@ -1,0 +1,76 @@
+"""From logits to tokens: greedy, temperature, top-k, top-p.
+
+Owns the choice of a token. Randomness is a pure function of (seed, request id, position): no generator has a state, so what is
+drawn does not depend on who shares the batch or on the order of steps, and a step computed again draws the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+
+from cbviz.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which random number a row gets: `position` is the place of the new token in its sequence."""
+
+    sampling: Sampling
+    seed: int
+    request_id: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`logprob`: of the token under the model's own distribution (temperature 1, nothing cut), in nats. `gap`: best minus second best, in nats."""
+
+    token_id: int
+    logprob: float
+    gap: float
+
+
+def uniform(seed: int, request_id: str, position: int) -> float:
+    """A number in [0, 1) with 53 random bits: the hash of its three arguments."""
+    text = request_id.encode()
+    digest = blake2b(b"%d\0%d\0" % (seed, position) + text, digest_size=8, person=b"cbviz-sample").digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
+
+
+def filtered_probs(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is drawn from: token ids, best first (ties: smaller id first), and their probabilities (float64, sum 1).
+
+    logits [V]; temperature > 0. top-k keeps the k best; of these, top-p keeps the fewest best whose probabilities reach p.
+    """
+    order = torch.sort(logits, descending=True, stable=True)
+    values, ids = order.values.double() / sampling.temperature, order.indices
+    if sampling.top_k:
+        values, ids = values[:sampling.top_k], ids[:sampling.top_k]
+    probs = torch.softmax(values, dim=0)
+    if sampling.top_p < 1:
+        before = probs.cumsum(0) - probs
+        keep = int((before < sampling.top_p).sum())
+        probs, ids = probs[:keep] / probs[:keep].sum(), ids[:keep]
+    return ids, probs
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    """One token a row. logits [R, V] float32; temperature 0 takes the best (ties: the smaller id)."""
+    if not draws:
+        return []
+    best_two = logits.topk(min(2, logits.shape[-1]), dim=-1).values
+    tokens = logits.argmax(dim=-1).tolist()
+    for row, d in enumerate(draws):
+        if d.sampling.temperature > 0:
+            ids, probs = filtered_probs(logits[row], d.sampling)
+            at = int(torch.searchsorted(probs.cumsum(0), uniform(d.seed, d.request_id, d.position), right=True))
+            tokens[row] = int(ids[min(at, len(ids) - 1)])
+    chosen = torch.tensor(tokens, device=logits.device)
+    logprobs = (logits.gather(-1, chosen[:, None])[:, 0] - logits.logsumexp(dim=-1)).tolist()
+    gaps = (best_two[:, 0] - best_two[:, -1]).tolist()
+    return [Sampled(t, lp, g) for t, lp, g in zip(tokens, logprobs, gaps, strict=True)]

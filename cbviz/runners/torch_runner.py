@@ -1,0 +1,241 @@
+"""Runs a real model: a `SchedulerOutput` in, real tokens and measured seconds out.
+
+Owns the model, the KV store and its ledger. Knows no queue, policy or earlier plan: a chunk carries its tokens and its block table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from cbviz.config import ConfigError, EngineConfig, ModelSpec
+from cbviz.messages import Chunk, RunnerOutput, SchedulerOutput
+from cbviz.model import ops, threads
+from cbviz.model.hub import ModelSource, Progress
+from cbviz.model.kv_store import EMPTY, KVStore, chain_all
+from cbviz.model.loader import LoadedModel, load
+from cbviz.model.ops import Batch
+from cbviz.model.sampling import Draw, sample
+from cbviz.model.tokenizer import Tokenizer
+from cbviz.runners.base import RunnerError
+
+_SYNC_TOKENS = 512
+"""Tokens of one pass of `sync`: bounds its activations."""
+
+
+class TorchRunner:
+    """A Llama-family decoder over a paged KV store.
+
+    `model`: what `hub.resolve` takes (a registry name, folder, GGUF file or hub id), or a model already loaded, whose weights are then
+    shared. Of `config` it reads block_size, num_blocks, sliding_window, precision, kernels, device and seed. Raises ConfigError
+    for a field that asks for what does not exist, ModelError for a model that cannot be had.
+    """
+
+    def __init__(self, model: str | ModelSource | LoadedModel = "smollm2", config: EngineConfig | None = None, *, progress: Progress | None = None) -> None:
+        config = config or EngineConfig()
+        if config.precision != "exact":
+            raise ConfigError(f"precision is {config.precision!r}; this version computes in 'exact' (float32) only")
+        self.config = config
+        self.device = _device(config.device)
+        self.num_threads = threads.use_available_cpus()
+        self.model = model if isinstance(model, LoadedModel) else load(model, device=self.device, progress=progress)
+        self.ops = ops.pick(config.kernels, self.device)
+        self.decoder = self.model.decoder(self.ops, config.sliding_window)
+        c = self.model.config
+        self.kv = KVStore(c.num_layers, config.num_blocks, c.num_kv_heads, config.block_size, c.head_dim, self.device)
+        self._spec = self.model.spec()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.model.tokenizer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.model.eos_token_ids
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        """One forward pass over all chunks. `measured_s` is the wall time of this call; `counted` follows from the shapes.
+
+        Raises RunnerError for a plan that cannot be: nothing is computed then.
+        """
+        t0 = time.perf_counter()
+        if plan.swaps_in or plan.swaps_out:
+            raise RunnerError("the plan swaps blocks to the host; this runner has no swap space")
+        for c in plan.chunks:
+            self._check(c)
+        self.kv.copy_blocks(plan.copies)
+        if not plan.chunks and not plan.num_padding_tokens:
+            return RunnerOutput({}, measured_s=time.perf_counter() - t0, logprobs={}, gaps={}, counted={"flops": 0.0, "weight_bytes": 0.0, "kv_bytes": 0.0})
+        blocks, offsets, hashes = self._contents(plan.chunks)
+        self.kv.clear(blocks, offsets)
+        logits = self._forward(plan.chunks, plan.num_padding_tokens)
+        sampling = [c for c in plan.chunks if c.sample]
+        seeds = (self.config.seed if c.sampling.seed is None else c.sampling.seed for c in sampling)
+        results = sample(logits, [Draw(c.sampling, seed, c.request_id, c.start + c.num_tokens) for c, seed in zip(sampling, seeds, strict=True)])
+        self.kv.record(blocks, offsets, hashes)
+        ids = [c.request_id for c in sampling]
+        return RunnerOutput(
+            {i: [r.token_id] for i, r in zip(ids, results, strict=True)},
+            measured_s=time.perf_counter() - t0,
+            logprobs={i: [r.logprob] for i, r in zip(ids, results, strict=True)},
+            gaps={i: [r.gap] for i, r in zip(ids, results, strict=True)},
+            counted=self._count(plan.chunks, plan.num_padding_tokens, len(ids)))
+
+    def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
+        """See `Runner.sync`. A shared block is computed once. Sampling state needs nothing: it is a function of seed, request and position."""
+        recomputed: set[int] = set()
+        size = self.kv.block_size
+        for request_id, ids in tokens.items():
+            table = list(tables[request_id])
+            wanted = np.array(chain_all(ids), dtype=np.int64)
+            stale = [b for b in range((len(ids) + size - 1) // size) if table[b] and not self._holds(table[b], wanted[b * size:(b + 1) * size])]
+            if not stale:
+                continue
+            ids = list(ids)
+            if 0 in table[:stale[-1]]:
+                self._recompute_aside(ids, table, stale)
+            else:
+                self._recompute(ids, table, stale, self.kv)
+            for b in stale:
+                at = np.arange(b * size, min((b + 1) * size, len(ids)))
+                self.kv.record([table[b]] * len(at), (at % size).tolist(), wanted[at].tolist())
+            recomputed.update(table[b] for b in stale)
+        return len(recomputed)
+
+    def reset(self) -> None:
+        self.kv.reset()
+
+    def _holds(self, block_id: int, wanted: np.ndarray) -> bool:
+        return bool((self.kv.ledger[block_id, :len(wanted)] == wanted).all())
+
+    def _recompute(self, ids: list[int], table: list[int], stale: list[int], kv: KVStore) -> None:
+        """Computes the stale blocks of one sequence again, left to right, several blocks a pass."""
+        size = kv.block_size
+        per_pass = max(1, _SYNC_TOKENS // size)
+        for i in range(0, len(stale), per_pass):
+            some = stale[i:i + per_pass]
+            for b in some:
+                n = min(size, len(ids) - b * size)
+                kv.clear([table[b]] * n, list(range(n)))
+            spans = [(b * size, min(size, len(ids) - b * size)) for b in some]
+            joined: list[tuple[int, int]] = []
+            for start, n in spans:
+                if joined and sum(joined[-1]) == start:
+                    joined[-1] = (joined[-1][0], joined[-1][1] + n)
+                else:
+                    joined.append((start, n))
+            self._run([(ids[s:s + n], s, table) for s, n in joined], kv, 0, [])
+
+    def _recompute_aside(self, ids: list[int], table: list[int], stale: list[int]) -> None:
+        """The same where blocks left of a sliding window are gone: their keys are needed in lower layers, so the sequence is computed in a store of its own."""
+        kv, size = self.kv, self.kv.block_size
+        num = (len(ids) + size - 1) // size
+        aside = KVStore(kv.num_layers, num, kv.num_kv_heads, size, kv.head_dim, self.device)
+        self._recompute(ids, list(range(num)), list(range(num)), aside)
+        for b in stale:
+            n = min(size, len(ids) - b * size)
+            kv.clear([table[b]] * n, list(range(n)))
+            for mine, theirs in zip(kv.layers, aside.layers, strict=True):
+                mine.k[table[b], :, :n] = theirs.k[b, :, :n]
+                mine.v[table[b], :, :n] = theirs.v[b, :, :n]
+
+    def _check(self, c: Chunk) -> None:
+        end = c.start + c.num_tokens
+        if c.num_draft:
+            raise RunnerError(f"{c.request_id}: the chunk has {c.num_draft} draft tokens; this runner verifies none")
+        if c.num_tokens < 1 or c.start < 0 or end > len(c.tokens):
+            raise RunnerError(f"{c.request_id}: the chunk computes positions {c.start}..{end - 1}, the request has {len(c.tokens)} tokens")
+        if end > len(c.block_table) * self.kv.block_size:
+            raise RunnerError(f"{c.request_id}: position {end - 1} lies behind its {len(c.block_table)} blocks of {self.kv.block_size}")
+        for b in c.block_table[c.start // self.kv.block_size:(end - 1) // self.kv.block_size + 1]:
+            if not 0 < b < self.kv.num_blocks:
+                raise RunnerError(f"{c.request_id}: block {b} cannot be written; blocks 1..{self.kv.num_blocks - 1} can")
+        vocab = self.model.config.vocab_size
+        for i in range(c.start, end):
+            if not 0 <= c.tokens[i] < vocab:
+                raise RunnerError(f"{c.request_id}: token id {c.tokens[i]} at position {i} is outside the vocabulary, 0..{vocab - 1}")
+
+    def _contents(self, chunks: Sequence[Chunk]) -> tuple[list[int], list[int], list[int]]:
+        """Which slots this step writes, and what they will hold: block ids, offsets, running hashes.
+
+        A chunk's hashes go on from what the slot before it holds, or will hold after another chunk of this step wrote it. Raises
+        RunnerError if that slot will be empty: then attention would read what was never computed.
+        """
+        size = self.kv.block_size
+        pending: dict[tuple[int, int], int] = {}
+        unresolved: list[Chunk] = []
+        for c in chunks:
+            before = c.start - 1
+            parent = EMPTY
+            if c.start:
+                where = (c.block_table[before // size], before % size)
+                parent = pending.get(where) or int(self.kv.ledger[where])
+                if parent == EMPTY:
+                    parent = chain_all(c.tokens[:c.start])[-1]
+                    if where[0]:  # the null block stands for what a sliding window has left behind
+                        unresolved.append(c)
+            for p, h in enumerate(chain_all(c.tokens[c.start:c.start + c.num_tokens], parent), c.start):
+                pending[c.block_table[p // size], p % size] = h
+        for c in unresolved:
+            if (c.block_table[(c.start - 1) // size], (c.start - 1) % size) not in pending:
+                raise RunnerError(f"{c.request_id}: the chunk starts at position {c.start}, but the KV of position {c.start - 1} (block {c.block_table[(c.start - 1) // size]}) "
+                                  "was never computed or was lost; sync the runner first")
+        return [b for b, _ in pending], [o for _, o in pending], list(pending.values())
+
+    def _forward(self, chunks: Sequence[Chunk], num_padding: int) -> torch.Tensor:
+        ends = np.cumsum([c.num_tokens for c in chunks], dtype=np.int64)
+        rows = [int(ends[i]) - 1 for i, c in enumerate(chunks) if c.sample]
+        return self._run([(c.tokens[c.start:c.start + c.num_tokens], c.start, c.block_table) for c in chunks], self.kv, num_padding, rows)
+
+    def _run(self, parts: Sequence[tuple[list[int], int, list[int]]], kv: KVStore, num_padding: int, sample_rows: list[int]) -> torch.Tensor:
+        """One pass over parts (token ids, first position, block table); padding is token 0 at position 0, computed and not kept."""
+        token_ids = [t for ids, _, _ in parts for t in ids] + [0] * num_padding
+        positions = [p for ids, start, _ in parts for p in range(start, start + len(ids))] + [0] * num_padding
+        batch = Batch.build([table for _, _, table in parts], [len(ids) for ids, _, _ in parts], [start + len(ids) for ids, start, _ in parts], kv.block_size, num_padding, self.device)
+        as_tensor = (torch.tensor(x, dtype=torch.int64, device=self.device) for x in (token_ids, positions, sample_rows))
+        return self.decoder.forward(next(as_tensor), next(as_tensor), batch, kv, next(as_tensor))
+
+    def _count(self, chunks: Sequence[Chunk], num_padding: int, num_sampled: int) -> dict[str, float]:
+        """Work of this pass, from shapes. `flops`: multiplications and additions of the matrix products and of attention over the keys seen.
+        `weight_bytes`: each weight read once, the head only if somebody samples. `kv_bytes`: keys and values that each chunk sees read once, those of its tokens written once."""
+        c = self.model.config
+        num_tokens = sum(x.num_tokens for x in chunks)
+        pairs = seen = 0
+        for window in self.decoder.windows:
+            for x in chunks:
+                end = x.start + x.num_tokens
+                pairs += _pairs(end, window) - _pairs(x.start, window)
+                seen += end - (max(0, x.start - window + 1) if window else 0)
+        head = c.hidden_size * c.vocab_size
+        return {
+            "flops": 2.0 * self.decoder.layer_matmul_params * (num_tokens + num_padding) + 2.0 * head * num_sampled + 4.0 * c.q_size * pairs,
+            "weight_bytes": 4.0 * (self.decoder.layer_params + c.hidden_size * (num_tokens + num_padding) + (head if num_sampled else 0)),
+            "kv_bytes": 8.0 * c.kv_size * seen + float(self.kv.bytes_per_token) * num_tokens,
+        }
+
+
+def _pairs(length: int, window: int) -> int:
+    """Query-key pairs of causal attention over `length` positions."""
+    full = min(length, window) if window else length
+    return full * (full + 1) // 2 + (length - full) * window
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device is {name!r}, it must be auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch sees no CUDA device here; set device to 'auto' or 'cpu'")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}, it must be auto, cpu or cuda")
+    return device
