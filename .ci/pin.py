@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-NOT_PINNED = {"cbviz", "pip", "setuptools", "wheel"}
+NOT_PINNED = {"cbviz", "pip"}
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 HEAD = """\
 # The set of packages that `make` installs and that the tests ran on. Made by `make pin` from a working environment; pyproject.toml has the ranges.

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from cbviz.core.policy import policy
     from cbviz.messages import RequestError, RequestSpec, Sampling
     from cbviz.session import Session, on
-    from cbviz.trace import Cursor, Trace, compare, explain, load, metrics
+    from cbviz.trace.compare import compare
+    from cbviz.trace.explain import explain
+    from cbviz.trace.metrics import metrics
+    from cbviz.trace.trace import Cursor, Trace, load
 
 __all__ = [
     "ConfigError", "Cursor", "EngineConfig", "RequestError", "RequestSpec", "Sampling", "Session", "Trace", "__version__",
@@ -27,18 +30,18 @@ __all__ = [
 
 _HOMES = {
     "ConfigError": "cbviz.config",
-    "Cursor": "cbviz.trace",
+    "Cursor": "cbviz.trace.trace",
     "EngineConfig": "cbviz.config",
     "RequestError": "cbviz.messages",
     "RequestSpec": "cbviz.messages",
     "Sampling": "cbviz.messages",
     "Session": "cbviz.session",
-    "Trace": "cbviz.trace",
-    "compare": "cbviz.trace",
-    "explain": "cbviz.trace",
+    "Trace": "cbviz.trace.trace",
+    "compare": "cbviz.trace.compare",
+    "explain": "cbviz.trace.explain",
     "explorer": "cbviz.app.explorer",
-    "load": "cbviz.trace",
-    "metrics": "cbviz.trace",
+    "load": "cbviz.trace.trace",
+    "metrics": "cbviz.trace.metrics",
     "on": "cbviz.session",
     "policy": "cbviz.core.policy",
 }
