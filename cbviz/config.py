@@ -44,7 +44,7 @@ class Discipline:
     """May a prompt be split over several steps?"""
     reserve_full_isl: bool = False
     """Admit only if all known tokens fit in the free blocks now, though only a chunk is allocated."""
-    victim: str = "last"
+    victim: str = "policy"
     """Who loses its blocks when the pool is full; a name of `core.policy.VICTIMS`."""
     admission_watermark: float = 0.0
     """Share of the pool that an admission leaves free."""

@@ -133,6 +133,14 @@ class Scheduled(Event):
     padding: bool = False
 
 
+class Skipped(Event):
+    """A running request got no token in this step. `reason`: `budget` (used up), `blocks` (a preemption in this step ended the round),
+    `prefill-step` (a step of prefills under a prefill-first discipline), `max_model_len`."""
+
+    request_id: str
+    reason: str
+
+
 class Preempted(Event):
     """`request_id` lost its blocks so that `for_id` could go on; it will recompute `num_tokens_lost` tokens, less what is still cached.
 
@@ -214,5 +222,5 @@ class Freed(Event):
 
 AnyEvent = (
     Arrived | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
-    | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Finished | SeatHeld | SeatsFreed | Freed
+    | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Finished | SeatHeld | SeatsFreed | Freed
 )

@@ -131,12 +131,12 @@ class State:
         return held[0] if held else self.last_owner[block_id]
 
     def fill(self, block_id: int) -> int:
-        """Slots of the block that hold a token of its owner."""
+        """Slots of the block that hold a token, as far as its fullest holder has come."""
         held = self.holders.get(block_id)
         if not held:
             return self.block_size if self.cached[block_id] else 0
-        r = self.by_index[held[0]]
-        return max(0, min(self.block_size, r.num_computed_tokens - self.position[block_id] * self.block_size))
+        most = max(self.by_index[i].num_computed_tokens for i in held)
+        return max(0, min(self.block_size, most - self.position[block_id] * self.block_size))
 
     def block_kind(self, block_id: int) -> str:
         """`null`, `shared`, `used`, `reserved` (taken, no token yet), `cached` (free but findable) or `free`."""
@@ -359,7 +359,8 @@ def _seats_freed(s: State, e: ev.SeatsFreed, record: StepRecord) -> None:
     for rid in e.request_ids:
         r = s.requests[rid]
         r.seat_held = False
-        r.code = CODE["finished"] if r.finish_reason in NORMAL_ENDS else CODE["aborted"]
+        if record.step > r.finish_step:
+            r.code = CODE["held"]  # during this step the seat was still taken; `state` says what it is now
         s.running.remove(rid)
         s.changed.add(r.index)
 
@@ -373,6 +374,6 @@ def _freed(s: State, e: ev.Freed, record: StepRecord) -> None:
 _FOLD: dict[type, Any] = {
     ev.Arrived: _arrived, ev.Refused: _refused, ev.Configured: _configured, ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
     ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
-    ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
+    ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
     ev.Sampled: _sampled, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
 }

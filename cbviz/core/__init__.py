@@ -1,0 +1,1 @@
+"""The scheduler: plain data and decisions, standard library only. Knows no tensors, clocks, costs, traces or widgets."""

@@ -1,0 +1,262 @@
+"""Physical KV blocks: who is free, who is shared, what can be found again. Knows nothing of requests, tokens or attention.
+
+Struct of arrays, index = physical block id. Block 0 is the null block: never given out, it stands in tables for places that hold
+nothing (as in vLLM, so that block ids compare). The free list is a doubly linked list over two arrays, in eviction order:
+
+    head -> [freed uncached, reused at once ... | cached, least recently used first ... ] -> tail
+
+Freeing (vLLM's rule): cached blocks go to the tail, uncached ones to the head. A block loses its hash when it is handed out again, not
+when it is freed. Every change can be undone (`undo`): a removal leaves its links in the removed node, so undoing in reverse order
+relinks exactly ("dancing links", Knuth 2000).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+NULL_BLOCK = 0
+ROOT = sha256(b"cbviz kv block v1").digest()
+"""Parent of every first block. Fixed, so hashes are equal from run to run."""
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
+    """Chained hash of one full block: sha256 over the parent's hash, the token ids and whatever else decides the KV (adapter, window).
+
+    Collision-resistant, so a crafted prompt can't hit another's blocks.
+    """
+    return sha256(parent + array("q", token_ids).tobytes() + extra).digest()
+
+
+class BlockPool:
+    """`num_blocks` blocks, block 0 the null block. Allocation raises nothing: callers ask `num_free` first."""
+
+    def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.enable_caching = enable_caching
+        self.ref_count = [0] * num_blocks
+        self.ref_count[NULL_BLOCK] = 1
+        self.block_hash: list[bytes | None] = [None] * num_blocks
+        self.by_hash: dict[bytes, dict[int, None]] = {}
+        """Hash -> blocks that carry it, oldest first; the first is served."""
+        self.last_owner = [""] * num_blocks
+        """A tag that callers give, only for reasons: who held the block last."""
+        self.freed_step = [0] * num_blocks
+        self.step = 0
+        self.num_free = num_blocks - 1
+        self.num_cached_free = 0
+        """Free blocks that can still be found."""
+        self.evictions: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
+        """Hash -> (step, who took the block), the last 4 x num_blocks of them: why a prefix missed."""
+        self._next = [*range(1, num_blocks), 0]
+        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    # the free list: index 0 (the null block) is the sentinel, its next the head, its prev the tail ----------------------
+
+    def _unlink(self, b: int) -> None:
+        p, n = self._prev[b], self._next[b]
+        self._next[p] = n
+        self._prev[n] = p
+        self.num_free -= 1
+        if self.block_hash[b] is not None:
+            self.num_cached_free -= 1
+
+    def _relink(self, b: int) -> None:
+        """Exact inverse of `_unlink`, if nothing else changed since."""
+        p, n = self._prev[b], self._next[b]
+        self._next[p] = b
+        self._prev[n] = b
+        self.num_free += 1
+        if self.block_hash[b] is not None:
+            self.num_cached_free += 1
+
+    def _insert(self, b: int, after: int) -> None:
+        n = self._next[after]
+        self._prev[b], self._next[b] = after, n
+        self._next[after] = b
+        self._prev[n] = b
+        self.num_free += 1
+        if self.block_hash[b] is not None:
+            self.num_cached_free += 1
+
+    def free_ids(self) -> list[int]:
+        """Free blocks in the order in which they will be given out."""
+        out, b = [], self._next[NULL_BLOCK]
+        while b != NULL_BLOCK:
+            out.append(b)
+            b = self._next[b]
+        return out
+
+    # blocks -------------------------------------------------------------------------------------------------------------
+
+    def find(self, block_hash: bytes) -> int:
+        """The block that holds this content, 0 if none does."""
+        found = self.by_hash.get(block_hash)
+        return next(iter(found)) if found else NULL_BLOCK
+
+    def allocate(self, n: int, owner: str) -> tuple[list[int], list[tuple[int, str, int]]]:
+        """Takes `n` blocks from the head (the caller has checked `num_free`). Returns (ids, evicted as (block, last owner, idle steps))."""
+        ids: list[int] = []
+        evicted: list[tuple[int, str, int]] = []
+        nxt, undo = self._next, self.undo
+        for _ in range(n):
+            b = nxt[NULL_BLOCK]
+            self._unlink(b)
+            self.ref_count[b] = 1
+            undo.append((self._undo_take, (b, self.last_owner[b])))
+            if self.block_hash[b] is not None:
+                evicted.append((b, self.last_owner[b], self.step - self.freed_step[b]))
+                self._drop_hash(b, owner)
+            self.last_owner[b] = owner
+            ids.append(b)
+        return ids, evicted
+
+    def _undo_take(self, b: int, owner: str) -> None:
+        self.ref_count[b] = 0
+        self.last_owner[b] = owner
+        self._relink(b)
+
+    def _drop_hash(self, b: int, owner: str) -> None:
+        h = self.block_hash[b]
+        assert h is not None
+        same = self.by_hash[h]
+        before = tuple(same)
+        del same[b]
+        if not same:
+            del self.by_hash[h]
+        self.block_hash[b] = None
+        known = self.evictions.pop(h, None)
+        self.evictions[h] = (self.step, owner)
+        gone = self.evictions.popitem(last=False) if len(self.evictions) > 4 * self.num_blocks else None
+        self.undo.append((self._undo_drop_hash, (b, h, before, known, gone)))
+
+    def _undo_drop_hash(self, b: int, h: bytes, before: tuple[int, ...], known: tuple[int, str] | None, gone: tuple[bytes, tuple[int, str]] | None) -> None:
+        self.block_hash[b] = h
+        self.by_hash[h] = dict.fromkeys(before)
+        del self.evictions[h]
+        if known is not None:
+            self.evictions[h] = known
+        if gone is not None:
+            self.evictions[gone[0]] = gone[1]
+            self.evictions.move_to_end(gone[0], last=False)
+
+    def touch(self, block_ids: Sequence[int], owner: str) -> None:
+        """One more reference to each block; free ones leave the free list. Null blocks are skipped."""
+        for b in block_ids:
+            if b == NULL_BLOCK:
+                continue
+            if self.ref_count[b] == 0:
+                self._unlink(b)
+            self.ref_count[b] += 1
+            self.undo.append((self._undo_touch, (b, self.last_owner[b])))
+            self.last_owner[b] = owner
+
+    def _undo_touch(self, b: int, owner: str) -> None:
+        self.ref_count[b] -= 1
+        self.last_owner[b] = owner
+        if self.ref_count[b] == 0:
+            self._relink(b)
+
+    def cache(self, b: int, block_hash: bytes) -> None:
+        """The block is full and can be found from now on."""
+        self.block_hash[b] = block_hash
+        self.by_hash.setdefault(block_hash, {})[b] = None
+        self.undo.append((self._undo_cache, (b, block_hash)))
+
+    def _undo_cache(self, b: int, block_hash: bytes) -> None:
+        self.block_hash[b] = None
+        same = self.by_hash[block_hash]
+        del same[b]
+        if not same:
+            del self.by_hash[block_hash]
+
+    def forget(self, b: int) -> None:
+        """Takes the hash from a block whose content can't be trusted (a failed step). Not undone."""
+        h = self.block_hash[b]
+        if h is None:
+            return
+        same = self.by_hash[h]
+        del same[b]
+        if not same:
+            del self.by_hash[h]
+        self.block_hash[b] = None
+        if self.ref_count[b] == 0:
+            self.num_cached_free -= 1
+
+    def free(self, block_ids: Sequence[int], owner: str) -> None:
+        """Drops one reference to each block, given first to last of a table; they are freed last to first.
+
+        Free blocks with a hash go to the tail, the last block of the table before the first, so that a prefix outlives its
+        continuation; those without go to the head, the last block foremost.
+        """
+        tail = self._prev
+        at = NULL_BLOCK
+        for b in reversed(block_ids):
+            if b == NULL_BLOCK:
+                continue
+            self.ref_count[b] -= 1
+            self.undo.append((self._undo_free, (b, self.last_owner[b], self.freed_step[b], self.ref_count[b] == 0)))
+            self.last_owner[b] = owner
+            if self.ref_count[b] == 0:
+                self.freed_step[b] = self.step
+                if self.block_hash[b] is not None and self.enable_caching:
+                    self._insert(b, tail[NULL_BLOCK])
+                else:
+                    self._insert(b, at)
+                    at = b
+
+    def _undo_free(self, b: int, owner: str, step: int, linked: bool) -> None:
+        if linked:
+            self._unlink(b)
+        self.ref_count[b] += 1
+        self.last_owner[b] = owner
+        self.freed_step[b] = step
+
+    def rollback(self, mark: int = 0) -> None:
+        """Undoes everything since the undo log had `mark` entries."""
+        while len(self.undo) > mark:
+            f, args = self.undo.pop()
+            f(*args)
+
+    # plain data ---------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """The pool as primitives: everything that decides its future."""
+        return {
+            "ref_count": {str(b): n for b, n in enumerate(self.ref_count) if n and b != NULL_BLOCK},
+            "by_hash": {h.hex(): list(ids) for h, ids in self.by_hash.items()},
+            "free": self.free_ids(),
+            "last_owner": {str(b): o for b, o in enumerate(self.last_owner) if o},
+            "freed_step": {str(b): n for b, n in enumerate(self.freed_step) if n},
+            "evictions": [[h.hex(), s, o] for h, (s, o) in self.evictions.items()],
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        n = self.num_blocks
+        self.ref_count = [0] * n
+        self.ref_count[NULL_BLOCK] = 1
+        for b, c in data["ref_count"].items():
+            self.ref_count[int(b)] = c
+        self.block_hash = [None] * n
+        self.by_hash = {}
+        for h, ids in data["by_hash"].items():
+            raw = bytes.fromhex(h)
+            self.by_hash[raw] = dict.fromkeys(ids)
+            for b in ids:
+                self.block_hash[b] = raw
+        self.last_owner = [""] * n
+        for b, o in data["last_owner"].items():
+            self.last_owner[int(b)] = o
+        self.freed_step = [0] * n
+        for b, c in data["freed_step"].items():
+            self.freed_step[int(b)] = c
+        self.evictions = OrderedDict((bytes.fromhex(h), (s, o)) for h, s, o in data["evictions"])
+        self._next, self._prev = [0] * n, [0] * n
+        self.num_free = self.num_cached_free = 0
+        for b in data["free"]:
+            self._insert(b, self._prev[NULL_BLOCK])
+        self.undo.clear()

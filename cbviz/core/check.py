@@ -1,0 +1,49 @@
+"""The checker beside the structures: every invariant of the control plane, recomputed the slow obvious way. Run after every step of every test."""
+
+from __future__ import annotations
+
+from cbviz.core.block_pool import NULL_BLOCK
+from cbviz.core.request import Status
+from cbviz.core.scheduler import Scheduler
+
+
+def check(s: Scheduler) -> None:
+    """Raises AssertionError naming what is wrong. Valid between steps (after `update`) and after `schedule`."""
+    pool, bs = s.pool, s.kv.block_size
+    refs = [0] * pool.num_blocks
+    for r in s.requests.values():
+        for i, b in enumerate(r.block_ids):
+            assert 0 <= b < pool.num_blocks, f"{r.request_id}: block {b} at place {i} is not in the pool"
+            if b == NULL_BLOCK:
+                assert i < r.num_null_blocks, f"{r.request_id}: null block at place {i}, only {r.num_null_blocks} are out of the window"
+            else:
+                assert i >= r.num_null_blocks, f"{r.request_id}: block {b} at place {i} should be out of the window"
+                refs[b] += 1
+        held = [b for b in r.block_ids if b != NULL_BLOCK]
+        assert len(set(held)) == len(held), f"{r.request_id}: a block stands twice in its table {r.block_ids}"
+        assert 0 <= r.num_computed_tokens <= max(r.num_tokens, 1), f"{r.request_id}: computed {r.num_computed_tokens} of {r.num_tokens} tokens"
+        assert r.num_computed_tokens <= len(r.block_ids) * bs or r.seat_held, f"{r.request_id}: {r.num_computed_tokens} computed tokens, {len(r.block_ids)} blocks"
+        if r.status in (Status.WAITING, Status.PREEMPTED):
+            assert not r.block_ids and r.num_computed_tokens == 0, f"{r.request_id}: waits with blocks {r.block_ids}"
+        for i in range(r.num_cached_blocks):
+            b = r.block_ids[i]
+            if b != NULL_BLOCK:
+                assert pool.block_hash[b] == r.block_hashes[i] if i < len(r.block_hashes) else pool.block_hash[b] is not None, f"{r.request_id}: block {b} has another hash than its tokens"
+    refs[NULL_BLOCK] = 1
+    assert refs == pool.ref_count, f"reference counts differ: {[(b, n, m) for b, (n, m) in enumerate(zip(refs, pool.ref_count, strict=True)) if n != m][:5]} (block, counted, kept)"
+    free = pool.free_ids()
+    assert len(free) == len(set(free)) == pool.num_free, f"free list has {len(free)} entries, num_free is {pool.num_free}"
+    assert set(free) == {b for b in range(1, pool.num_blocks) if refs[b] == 0}, "the free list is not the set of blocks without references"
+    assert pool.num_cached_free == sum(1 for b in free if pool.block_hash[b] is not None), "num_cached_free is off"
+    for h, ids in pool.by_hash.items():
+        assert ids, "an empty entry in by_hash"
+        for b in ids:
+            assert pool.block_hash[b] == h, f"block {b} is listed under a hash that it does not carry"
+    hashed = sum(1 for h in pool.block_hash if h is not None)
+    assert hashed == sum(len(ids) for ids in pool.by_hash.values()), "a block carries a hash that is not listed"
+    waiting, running = {r.request_id for r in s.waiting}, {r.request_id for r in s.running}
+    assert len(waiting) == len(s.waiting) and len(running) == len(s.running), "a request stands twice in a queue"
+    assert not waiting & running, f"both waiting and running: {waiting & running}"
+    assert waiting | running == set(s.requests), f"requests in no queue: {set(s.requests) - waiting - running}"
+    for r in s.running:
+        assert (r.status is Status.RUNNING) != r.seat_held, f"{r.request_id} runs with status {r.status}, seat_held {r.seat_held}"

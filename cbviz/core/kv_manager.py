@@ -1,0 +1,189 @@
+"""Which blocks a request needs, finds and gives back. Owns the rules between a request's tokens and the pool; decides nothing about queues.
+
+One admission, drawn:
+
+    block table  |<-- hit: shared, already computed -->|<-- allocated now: this step -->|<-- reserved ahead (orca, static) -->|
+    tokens       0                                num_cached_tokens            num_computed_tokens + num_new
+
+All facts go to the journal where they happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cbviz import events as ev
+from cbviz.core.block_pool import NULL_BLOCK, ROOT, BlockPool, hash_block
+from cbviz.core.request import Request
+from cbviz.events import AnyEvent
+
+
+class KVManager:
+    """Block tables of all requests over one pool.
+
+    `sliding_window` W > 0: a query sees the last W positions (itself included), so blocks that lie wholly left of every later
+    window are returned and stand as 0 in the table.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, max_model_len: int, journal: list[AnyEvent], sliding_window: int = 0) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.sliding_window = sliding_window
+        self.journal = journal
+        self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = pool.undo
+        self._extra = f"window {sliding_window}".encode() if sliding_window else b""
+
+    # prefix cache -------------------------------------------------------------------------------------------------------
+
+    def hashes(self, r: Request, num_blocks: int) -> list[bytes]:
+        """The request's block hashes, computed as far as `num_blocks` full blocks."""
+        have = r.block_hashes
+        bs = self.block_size
+        while len(have) < num_blocks:
+            i = len(have)
+            have.append(hash_block(have[-1] if have else ROOT, r.token_ids[i * bs : (i + 1) * bs], self._extra))
+        return have
+
+    def find_prefix(self, r: Request) -> list[int]:
+        """Blocks of the longest cached prefix, at most num_tokens - 1 tokens of it (one token must be computed to get logits).
+
+        With a sliding window only the last ceil((W - 1) / block_size) blocks of a prefix matter: looked for from the right, with null
+        blocks before them; where there is no such run, the leading run counts (vLLM's rule).
+        """
+        if not self.pool.enable_caching:
+            return []
+        limit = (r.num_tokens - 1) // self.block_size
+        hashes = self.hashes(r, limit)
+        find = self.pool.find
+        if self.sliding_window:
+            need = -(-(self.sliding_window - 1) // self.block_size)
+            found = [NULL_BLOCK] * limit
+            run = 0
+            for i in range(limit - 1, -1, -1):
+                b = find(hashes[i])
+                if b == NULL_BLOCK:
+                    run = 0
+                    continue
+                found[i] = b
+                run += 1
+                if run >= need:
+                    return found[: i + run]
+            return found[:run]
+        out: list[int] = []
+        for i in range(limit):
+            b = find(hashes[i])
+            if b == NULL_BLOCK:
+                break
+            out.append(b)
+        return out
+
+    def explain_miss(self, r: Request, num_hit: int) -> AnyEvent | None:
+        """Why the prefix of `num_hit` blocks goes no further."""
+        if not self.pool.enable_caching:
+            return None
+        full, rest = divmod(r.num_tokens, self.block_size)
+        limit = (r.num_tokens - 1) // self.block_size
+        if num_hit >= limit:
+            if rest == 0 and self.pool.find(self.hashes(r, full)[full - 1]) != NULL_BLOCK:
+                return ev.PrefixMiss(r.request_id, full - 1, "last-token")
+            return ev.PrefixMiss(r.request_id, num_hit, "partial") if num_hit else None
+        h = self.hashes(r, num_hit + 1)[num_hit]
+        gone = self.pool.evictions.get(h)
+        if gone is not None and self.pool.find(h) == NULL_BLOCK:
+            return ev.PrefixMiss(r.request_id, num_hit, "evicted", gone[0], gone[1])
+        return ev.PrefixMiss(r.request_id, num_hit, "window" if self.sliding_window and self.pool.find(h) != NULL_BLOCK else "new")
+
+    # allocation ---------------------------------------------------------------------------------------------------------
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-min(num_tokens, self.max_model_len) // self.block_size)
+
+    def need_at_admission(self, hits: list[int], num_tokens: int, at_most: int | None = None) -> int:
+        """Blocks that leave the free list if `num_tokens` tokens (from 0) are to have slots: new ones, and hits that nobody holds now.
+
+        `at_most` caps the blocks counted for the tokens (a window never holds more at once).
+        """
+        ref = self.pool.ref_count
+        blocks = self.blocks_for(num_tokens)
+        if at_most is not None and at_most < blocks:
+            blocks = at_most
+        return max(0, blocks - len(hits)) + sum(1 for b in hits if b != NULL_BLOCK and ref[b] == 0)
+
+    def share(self, r: Request, hits: list[int]) -> None:
+        """Puts the hit blocks at the front of the (empty) table."""
+        self.pool.touch(hits, r.request_id)
+        r.block_ids.extend(hits)
+        r.num_cached_blocks = len(hits)
+        while r.num_null_blocks < len(hits) and hits[r.num_null_blocks] == NULL_BLOCK:
+            r.num_null_blocks += 1
+        self.journal.append(ev.Shared(r.request_id, hits))
+
+    def allocate(self, r: Request, num_new: int, reserve_tokens: int = 0, num_lookahead: int = 0) -> tuple[int, int] | None:
+        """Slots for `num_new` tokens after `num_computed_tokens` (and for `reserve_tokens` tokens in all, taken ahead).
+
+        None if done; (blocks needed, blocks free) if the pool can't. Blocks that left the window are returned first, as vLLM does.
+        """
+        if self.sliding_window:
+            self._leave_window(r)
+        end = r.num_computed_tokens + num_new
+        slots = max(end + num_lookahead, reserve_tokens)
+        need = self.blocks_for(slots) - len(r.block_ids)
+        if need > 0:
+            if need > self.pool.num_free:
+                return need, self.pool.num_free
+            ids, evicted = self.pool.allocate(need, r.request_id)
+            for b, owner, idle in evicted:
+                self.journal.append(ev.Evicted(b, owner, r.request_id, idle))
+            self.undo.append((_cut_table, (r, len(r.block_ids))))
+            r.block_ids.extend(ids)
+            self.journal.append(ev.Allocated(r.request_id, ids))
+        if self.pool.enable_caching:
+            full = min(end, r.num_tokens) // self.block_size
+            if full > r.num_cached_blocks:
+                self._cache_full(r, full)
+        return None
+
+    def _cache_full(self, r: Request, full: int) -> None:
+        hashes = self.hashes(r, full)
+        self.undo.append((_set_cached, (r, r.num_cached_blocks)))
+        for i in range(r.num_cached_blocks, full):
+            b = r.block_ids[i]
+            if b != NULL_BLOCK:
+                self.pool.cache(b, hashes[i])
+                self.journal.append(ev.BlockCached(r.request_id, b, hashes[i].hex()[:16]))
+        r.num_cached_blocks = full
+
+    def _leave_window(self, r: Request) -> None:
+        gone = min(max(0, r.num_computed_tokens - self.sliding_window + 1) // self.block_size, len(r.block_ids))
+        first = r.num_null_blocks
+        if gone <= first:
+            return
+        ids = r.block_ids[first:gone]
+        self.undo.append((_refill, (r, first, ids)))
+        r.block_ids[first:gone] = [NULL_BLOCK] * len(ids)
+        r.num_null_blocks = gone
+        self.pool.free(ids, r.request_id)
+        self.journal.append(ev.OutOfWindow(r.request_id, ids, first))
+
+    def free(self, r: Request) -> list[int]:
+        """Gives back all of the request's references. Returns the ids, in table order, without null blocks."""
+        ids = r.block_ids[r.num_null_blocks :] if r.num_null_blocks else r.block_ids
+        self.pool.free(ids, r.request_id)
+        r.block_ids = []
+        r.num_null_blocks = r.num_cached_blocks = 0
+        return ids
+
+
+def _cut_table(r: Request, length: int) -> None:
+    del r.block_ids[length:]
+
+
+def _set_cached(r: Request, n: int) -> None:
+    r.num_cached_blocks = n
+
+
+def _refill(r: Request, first: int, ids: list[int]) -> None:
+    r.block_ids[first : first + len(ids)] = ids
+    r.num_null_blocks = first

@@ -1,0 +1,166 @@
+"""A request as the scheduler owns it, and the read-only view that policies get."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from cbviz.messages import RequestSpec
+
+
+class Status(str, Enum):
+    """Where a request is. Prefill or decode is a question (`num_computed_tokens` against `num_tokens`), not a status."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class Request:
+    """Mutable, owned by the scheduler; `spec` is shared by every branch.
+
+    Everything the scheduler does is `num_computed_tokens` catching up with `num_tokens`:
+
+        token_ids   |<----- prompt ----->|<-- outputs -->|
+        KV present  |<- cached ->|<- computed ->|
+                                                ^ num_computed_tokens
+    """
+
+    __slots__ = ("arrival_s", "block_hashes", "block_ids", "draft_token_ids", "finish_reason", "last_wait", "max_computed", "max_tokens", "num_cached_blocks", "num_cached_tokens",
+                 "num_computed_tokens", "num_null_blocks", "num_preemptions", "num_prompt_tokens", "output_end", "priority", "queued_step", "rank", "request_id", "sampling", "seat_held", "seq",
+                 "spec", "status", "stop_ids", "token_ids", "view")
+
+    def __init__(self, spec: RequestSpec, seq: int, stop_ids: frozenset[int], step: int = 0, use_output_len: bool = False) -> None:
+        self.spec = spec
+        self.request_id = spec.request_id
+        self.seq = seq
+        """Order of arrival: the last tie-break of everything."""
+        self.status = Status.WAITING
+        self.token_ids: list[int] = list(spec.prompt_token_ids)
+        """Prompt and outputs in one list: a chunk is a slice of it."""
+        self.num_prompt_tokens = len(spec.prompt_token_ids)
+        self.max_tokens = spec.max_tokens
+        self.output_end = spec.output_len if use_output_len and spec.output_len is not None else 0
+        """Simulated and taped runs: the output ends at this length as if the model had said so; 0: unknown."""
+        self.priority = spec.priority
+        self.arrival_s = spec.arrival_s
+        self.sampling = spec.sampling
+        self.stop_ids = (frozenset(spec.sampling.stop_token_ids) if spec.sampling.ignore_eos else stop_ids | frozenset(spec.sampling.stop_token_ids))
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        """Prefix hit at the last admission."""
+        self.num_preemptions = 0
+        self.max_computed = 0
+        """Most tokens ever computed before a preemption: positions below it are recomputation."""
+        self.block_ids: list[int] = []
+        self.num_null_blocks = 0
+        """Leading places of the table that a sliding window has emptied."""
+        self.block_hashes: list[bytes] = []
+        """Chained hashes of the full blocks of `token_ids`, as far as they were asked for."""
+        self.num_cached_blocks = 0
+        """Leading blocks of the table that carry their hash."""
+        self.draft_token_ids: list[int] = []
+        self.queued_step = step
+        self.last_wait: tuple[str, int, int] | None = None
+        self.rank: object = 0
+        self.seat_held = False
+        self.finish_reason = ""
+        self.view = RequestView(self)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens})"
+
+
+class RequestView:
+    """What a policy may see of a request. Read-only; there is nothing here to change."""
+
+    __slots__ = ("_r",)
+
+    def __init__(self, request: Request) -> None:
+        self._r = request
+
+    @property
+    def request_id(self) -> str:
+        return self._r.request_id
+
+    @property
+    def seq(self) -> int:
+        """Order of arrival, from 0."""
+        return self._r.seq
+
+    @property
+    def status(self) -> str:
+        return self._r.status.value
+
+    @property
+    def priority(self) -> int:
+        return self._r.priority
+
+    @property
+    def arrival_s(self) -> float:
+        return self._r.arrival_s
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._r.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._r.num_output_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self._r.num_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self._r.num_computed_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        return self._r.max_tokens
+
+    @property
+    def output_len(self) -> int | None:
+        """The true output length where it is known beforehand (simulated and taped runs), else None."""
+        return self._r.spec.output_len
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to compute: of the known sequence, and of the output up to its known length or max_tokens."""
+        r = self._r
+        end = r.spec.output_len if r.spec.output_len is not None else r.max_tokens
+        return r.num_prompt_tokens + end - r.num_computed_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._r.num_preemptions
+
+    @property
+    def queued_step(self) -> int:
+        """The step at which it (last) joined the queue."""
+        return self._r.queued_step
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._r.spec.deadline_s
+
+    @property
+    def session(self) -> str | None:
+        return self._r.spec.session
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self._r.spec.prompt_token_ids

@@ -1,0 +1,667 @@
+"""The scheduler: two queues, one pool, one budget; who computes what in the next step, and why.
+
+Owns the queues and all requests. Knows no clock (times are given), no tensors, no costs, no trace: it appends events to its journal
+and whoever steps it drains them. Disciplines (`config.Discipline`) are rows of a table; `schedule` reads the row, it has no modes of
+its own. The `vllm` row does step for step what vLLM 0.32's v1 scheduler does.
+
+    waiting --admit--> running --finish--> gone
+       ^                  |
+       +-----preempt------+          (recompute: num_computed_tokens = 0, outputs kept)
+
+`schedule` and `deliver` note how to undo what they did; `rollback` leaves the state as it was before the step.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import insort
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from typing import Any
+
+from cbviz import events as ev
+from cbviz.config import EngineConfig
+from cbviz.core.block_pool import NULL_BLOCK, BlockPool
+from cbviz.core.kv_manager import KVManager
+from cbviz.core.policy import Policy, PolicyError, get_policy, rank_of
+from cbviz.core.request import Request, Status
+from cbviz.events import AnyEvent
+from cbviz.messages import Chunk, ChunkRecord, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
+
+_SAVED = ("status", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "last_wait", "queued_step",
+          "seat_held", "finish_reason", "rank")
+
+
+class RunnerOutputError(RuntimeError):
+    """A runner broke its contract: a sampling chunk got no token. Nothing was changed."""
+
+
+class Scheduler:
+    """Continuous batching over a paged pool. `config` must be resolved (`EngineConfig.resolve`)."""
+
+    def __init__(self, config: EngineConfig, *, eos_token_ids: Iterable[int] = (), use_output_len: bool = False) -> None:
+        if config.max_model_len is None or config.max_num_batched_tokens is None:
+            raise ValueError("the scheduler needs a resolved config: call EngineConfig.resolve(model_context) first")
+        self.journal: list[AnyEvent] = []
+        self.pool = BlockPool(config.num_blocks, config.enable_prefix_caching)
+        self.kv = KVManager(self.pool, config.block_size, config.max_model_len, self.journal, config.sliding_window)
+        self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = self.pool.undo
+        self.max_model_len = config.max_model_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.use_output_len = use_output_len
+        self.requests: dict[str, Request] = {}
+        """All unfinished requests (and finished ones that still hold a seat)."""
+        self.waiting: list[Request] = []
+        """In the order in which they will be asked: by (rank, arrival)."""
+        self.running: list[Request] = []
+        self.step = 0
+        """Steps scheduled so far."""
+        self.num_arrived = 0
+        self.num_finished = 0
+        self.finished_ids: list[str] = []
+        """Ended since the last plan; the next plan tells the runner."""
+        self.chunk_records: list[ChunkRecord] = []
+        self.tokens = TokenAccount()
+        self.slots = SlotAccount()
+        self.batch_open = False
+        """Static batching: the budget cut the batch short, so its admission goes on in the next step."""
+        self._shares: list[Request] = []
+        self._num_preempted = 0
+        self._queues_saved = False
+        self.configure(config)
+
+    # inputs between steps -----------------------------------------------------------------------------------------------
+
+    def configure(self, config: EngineConfig) -> None:
+        """Takes a changed config; it holds from the next admission on, running requests keep their blocks and seats."""
+        self.config = config
+        self.rules = config.rules
+        self.policy: Policy = get_policy(config.policy)
+        self._ranked_by: Policy | None = None
+
+    def add(self, spec: RequestSpec) -> Request:
+        """Puts a request into the waiting queue. The caller has checked that it can be served at all."""
+        if spec.request_id in self.requests:
+            raise ValueError(f"request id {spec.request_id!r} is in use")
+        r = Request(spec, self.num_arrived, self.eos_token_ids, self.step + 1, self.use_output_len)
+        self.undo.append((self._undo_add, (r,)))
+        self._save_queues()
+        self.num_arrived += 1
+        self.requests[r.request_id] = r
+        position = self._enqueue(r, 0.0)
+        self.journal.append(ev.Arrived(r.request_id, position, r.num_prompt_tokens, r.max_tokens, r.arrival_s, r.priority))
+        return r
+
+    def _undo_add(self, r: Request) -> None:
+        self.num_arrived -= 1
+        del self.requests[r.request_id]
+
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        """Ends an unfinished request in any state; its blocks come back at once. False if there is nothing to end."""
+        r = self.requests.get(request_id)
+        if r is None or r.status is Status.FINISHED:
+            return False
+        self._save(r)
+        self._save_queues()
+        if r.status is Status.RUNNING:
+            self.running.remove(r)
+        else:
+            self.waiting.remove(r)
+        self.undo.append((self._undo_end, (r, len(self.finished_ids), self.batch_open)))
+        self._end(r, reason, -1)
+        self._close_batch()
+        return True
+
+    def _undo_end(self, r: Request, n: int, batch_open: bool) -> None:
+        self.requests[r.request_id] = r
+        del self.finished_ids[n:]
+        self.num_finished -= 1
+        self.batch_open = batch_open
+
+    # undo ---------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Starts a step: what follows, up to `update`, can be taken back by `rollback`."""
+        self.undo.clear()
+        self._queues_saved = False
+        self._begun = (len(self.journal), self.finished_ids, self.batch_open, self.step)
+
+    def rollback(self) -> list[int]:
+        """Takes back everything since `begin`. Returns the blocks that had a hash before and lost it meanwhile: a runner may have written them."""
+        written = [e.block_id for e in self.journal[self._begun[0] :] if isinstance(e, ev.Evicted)]
+        self.pool.rollback()
+        length, self.finished_ids, self.batch_open, self.step = self._begun
+        del self.journal[length:]
+        self.pool.step = self.step
+        self._shares = []
+        self._queues_saved = False
+        self._ranked_by = None
+        return written
+
+    def _save(self, r: Request) -> None:
+        self.undo.append((_restore_fields, (r, [getattr(r, f) for f in _SAVED], r.block_ids, len(r.block_ids), r.draft_token_ids)))
+
+    def _save_queues(self) -> None:
+        if not self._queues_saved:
+            self._queues_saved = True
+            self.undo.append((self._restore_queues, (self.waiting.copy(), self.running.copy())))
+
+    def _restore_queues(self, waiting: list[Request], running: list[Request]) -> None:
+        self.waiting[:] = waiting
+        self.running[:] = running
+
+    # the waiting queue --------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, r: Request, now_s: float) -> int:
+        r.rank = rank_of(self.policy, r, now_s)
+        try:
+            insort(self.waiting, r, key=_queue_key)
+        except TypeError as e:
+            raise PolicyError(f"policy {self.policy.name}: the rank {r.rank!r} of request {r.request_id} doesn't compare with the others' ({e})") from None
+        return self.waiting.index(r)
+
+    def _rank_waiting(self, now_s: float) -> None:
+        """Ranks the queue again where the ranks may have changed, and says so if the order did."""
+        p = self.policy
+        if (p.static and self._ranked_by is p) or not self.waiting:
+            self._ranked_by = p
+            return
+        for r in self.waiting:
+            rank = rank_of(p, r, now_s)
+            if rank != r.rank:
+                self.undo.append((_set_rank, (r, r.rank)))
+                r.rank = rank
+        try:
+            order = sorted(self.waiting, key=_queue_key)
+        except TypeError as e:
+            raise PolicyError(f"policy {p.name}: its ranks don't compare with each other ({e})") from None
+        if order != self.waiting:
+            self._save_queues()
+            self.waiting[:] = order
+            self.journal.append(ev.Reordered([r.request_id for r in order]))
+        self._ranked_by = p
+
+    # schedule -----------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float = 0.0) -> SchedulerOutput:
+        """Decides the next step. Raises PolicyError (the state is then as `rollback` leaves it)."""
+        self.step += 1
+        self.pool.step = self.step
+        plan = SchedulerOutput(self.step)
+        plan.finished_ids, self.finished_ids = self.finished_ids, []
+        self.chunk_records = []
+        self._shares = []
+        self._num_preempted = 0
+        self._budget = self.config.max_num_batched_tokens or 0
+        self._now = now_s
+        if not self.rules.hold_seat:
+            self._close_batch(force=True)
+        self._rank_waiting(now_s)
+        if self.rules.mix == "prefill-first":
+            self._admit(plan)
+            if plan.chunks:
+                self.journal.extend(ev.Skipped(r.request_id, "prefill-step") for r in self.running if not r.seat_held and r not in self._shares)
+            else:
+                self._run(plan)
+        else:
+            self._run(plan)
+            self._admit(plan)
+        self._advance(plan)
+        return plan
+
+    def _run(self, plan: SchedulerOutput) -> None:
+        """Gives running requests their tokens, in queue order (decodes first under `decode-first`), preempting when blocks run out."""
+        running = self.running
+        order = running
+        if self.rules.mix == "decode-first" and any(len(r.token_ids) - r.num_computed_tokens > 1 for r in running):
+            order = sorted(running, key=_is_prefill)
+        kv, bs, limit = self.kv, self.kv.block_size, self.max_model_len - 1
+        threshold = self.config.long_prefill_token_threshold
+        if len(running) + len(self.waiting) == 1:
+            threshold = 0
+        windowed, caching = kv.sliding_window > 0, self.pool.enable_caching
+        i = 0
+        while i < len(order) and self._budget > 0:
+            r = order[i]
+            if r.seat_held:
+                if self.rules.pad:
+                    self._pad_row(r, plan)
+                i += 1
+                continue
+            start = r.num_computed_tokens
+            wanted = n = len(r.token_ids) - start
+            cap = ""
+            if 0 < threshold < n:
+                n, cap = threshold, "threshold"
+            if n > self._budget:
+                n, cap = self._budget, "budget"
+            if n > limit - start:
+                n, cap = limit - start, "max_model_len"
+            if n <= 0:
+                self.journal.append(ev.Skipped(r.request_id, "max_model_len"))
+                i += 1
+                continue
+            end = start + n
+            if windowed or end > len(r.block_ids) * bs or (caching and end // bs > r.num_cached_blocks):
+                short = kv.allocate(r, n)
+                while short is not None:
+                    victim = self._victim()
+                    place = order.index(victim)
+                    self._preempt(victim, r, short, plan)
+                    if order is not running:
+                        order.pop(place)
+                    if place < i:
+                        i -= 1
+                    if victim is r:
+                        self.journal.extend(ev.Skipped(x.request_id, "blocks") for x in order[i:])
+                        return
+                    short = kv.allocate(r, n)
+            self._share(r, n, wanted, cap, plan)
+            i += 1
+        self.journal.extend(ev.Skipped(r.request_id, "budget") for r in order[i:] if not r.seat_held)
+
+    def _share(self, r: Request, n: int, wanted: int, cap: str, plan: SchedulerOutput) -> None:
+        """Puts `n` tokens of the request into the plan."""
+        start = r.num_computed_tokens
+        known = len(r.token_ids)
+        sample = start + n >= known
+        plan.chunks.append(Chunk(r.request_id, start, n, r.token_ids, r.block_ids, sample, r.sampling))
+        self._shares.append(r)
+        self._budget -= n
+        again = min(start + n, r.max_computed) - start if start < r.max_computed else 0
+        decode = n == 1 and known > r.num_prompt_tokens and start == known - 1
+        self.chunk_records.append(ChunkRecord(r.request_id, start, n, "decode" if decode else "prefill", sample=sample, num_recomputed=again))
+        self.journal.append(ev.Scheduled(r.request_id, start, n, wanted=wanted, cap=cap))
+
+    def _pad_row(self, r: Request, plan: SchedulerOutput) -> None:
+        """static-padded: a finished row runs along. Its last position is computed again, into its own slot, and the output thrown away."""
+        start = max(0, r.num_computed_tokens - 1)
+        plan.chunks.append(Chunk(r.request_id, start, 1, r.token_ids, r.block_ids, False, r.sampling))
+        self._shares.append(r)
+        self._budget -= 1
+        self.chunk_records.append(ChunkRecord(r.request_id, start, 1, "decode", padding=True))
+        self.journal.append(ev.Scheduled(r.request_id, start, 1, wanted=1, padding=True))
+
+    # preemption ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def victim_rule(self) -> str:
+        rule = self.rules.victim
+        return self.policy.victim if rule == "policy" else rule
+
+    def _candidates(self) -> list[tuple[Any, Request]]:
+        """Who could lose its blocks, first to lose first, with what they were ranked by."""
+        rule = self.victim_rule
+        free = [r for r in self.running if not r.seat_held]
+        if rule == "last":
+            return [(i, r) for i, r in reversed(list(enumerate(free)))]
+        if rule == "rank":
+            keyed = [((rank_of(self.policy, r, self._now), r.seq), r) for r in free]
+            return sorted(keyed, key=_first, reverse=True)
+        if rule == "lowest-priority":
+            return sorted((((r.priority, r.seq), r) for r in free), key=_first, reverse=True)
+        if rule == "least-work-lost":
+            return sorted((((r.num_computed_tokens, -r.seq), r) for r in free), key=_first)
+        return sorted((((r.num_output_tokens, -r.num_prompt_tokens, -r.seq), r) for r in free), key=_first)
+
+    def _victim(self) -> Request:
+        return self._candidates()[0][1]
+
+    def _preempt(self, victim: Request, for_r: Request, short: tuple[int, int], plan: SchedulerOutput) -> None:
+        ranking = [(r.request_id, _rank_text(rank)) for rank, r in self._candidates()]
+        self._save(victim)
+        self._save_queues()
+        self.running.remove(victim)
+        self._num_preempted += 1
+        plan.preempted_ids.append(victim.request_id)
+        if victim in self._shares:
+            place = self._shares.index(victim)
+            self._budget += plan.chunks[place].num_tokens
+            del self._shares[place], plan.chunks[place], self.chunk_records[place]
+            self.journal.append(ev.Unscheduled(victim.request_id))
+        lost = victim.num_computed_tokens
+        victim.max_computed = max(victim.max_computed, lost)
+        ids = self.kv.free(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.draft_token_ids = []
+        victim.status = Status.PREEMPTED
+        victim.queued_step = self.step
+        victim.last_wait = None
+        position = self._enqueue(victim, self._now)
+        self.journal.append(ev.Preempted(victim.request_id, for_r.request_id, self.victim_rule, lost, ids, ranking, position, short[0], short[1]))
+
+    # admission ----------------------------------------------------------------------------------------------------------
+
+    def _admit(self, plan: SchedulerOutput) -> None:
+        """Seats waiting requests, head first, until one can't be seated: nobody is overtaken."""
+        rules, config, kv = self.rules, self.config, self.kv
+        admitted = False
+        padded = 0
+        while self.waiting:
+            r = self.waiting[0]
+            if self._num_preempted:
+                self._wait(r, "preempted", 0, self._num_preempted)
+                break
+            if rules.admit_when == "batch-empty" and self.running and not admitted and not self.batch_open:
+                self._wait(r, "batch", 0, sum(1 for x in self.running if not x.seat_held))
+                break
+            if self._budget <= 0:
+                self._wait(r, "budget", 1, 0)
+                break
+            if len(self.running) >= config.max_num_seqs:
+                self._wait(r, "seats", 1, 0)
+                break
+            try:
+                welcome = self.policy.admit(r.view, self._now)
+            except Exception as e:
+                raise PolicyError(f"policy {self.policy.name} failed in admit on request {r.request_id}: {type(e).__name__}: {e}") from e
+            if not welcome:
+                self._wait(r, "policy", 0, 0)
+                break
+            hits = kv.find_prefix(r)
+            cached = len(hits) * kv.block_size
+            wanted = n = r.num_tokens - cached
+            cap = ""
+            threshold = config.long_prefill_token_threshold
+            if len(self.running) + len(self.waiting) == 1:
+                threshold = 0
+            if 0 < threshold < n:
+                n, cap = threshold, "threshold"
+            if n > self._budget:
+                if not rules.chunked:
+                    self._wait(r, "budget", n, self._budget)
+                    break
+                n, cap = self._budget, "budget"
+            if (short := self._no_room(r, hits, n)) is not None:
+                self._wait(r, *short)
+                break
+            self._seat(r, hits, cached)
+            reserve = r.num_prompt_tokens + r.max_tokens if rules.reserve == "max-tokens" else 0
+            failed = kv.allocate(r, n, reserve)
+            assert failed is None, "admission was checked"
+            self._share(r, n, wanted, cap, plan)
+            admitted = True
+            padded = max(padded, n)
+        if rules.admit_when == "batch-empty":
+            self.batch_open = bool(self.waiting) and admitted and self.waiting[0].last_wait is not None and self.waiting[0].last_wait[0] == "budget"
+        if rules.pad and admitted:
+            plan.num_padding_tokens = sum(padded - c.num_tokens for c in plan.chunks)
+
+    def _no_room(self, r: Request, hits: list[int], n: int) -> tuple[str, int, int] | None:
+        """Why the blocks for an admission are not there: (reason, need, have), or None if they are."""
+        kv, rules, free = self.kv, self.rules, self.pool.num_free
+        end = len(hits) * kv.block_size + n
+        if rules.reserve_full_isl:
+            most = None
+            if kv.sliding_window:
+                most = -(-min(kv.sliding_window - 1 + (self.config.max_num_batched_tokens or 0), self.max_model_len) // kv.block_size) + 1
+            need = kv.need_at_admission(hits, r.num_tokens, most)
+            if need > free:
+                return "blocks", need, free
+        need = kv.need_at_admission(hits, end)
+        if need > free:
+            return "blocks", need, free
+        if rules.reserve == "max-tokens":
+            need = kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens)
+            if need > free:
+                return "reserve", need, free
+        keep = int(max(rules.admission_watermark, self.config.watermark) * (self.pool.num_blocks - 1))
+        if keep and self.running and need + keep > free:
+            return "watermark", need + keep, free
+        return None
+
+    def _seat(self, r: Request, hits: list[int], cached: int) -> None:
+        self._save(r)
+        self._save_queues()
+        resumed = r.status is Status.PREEMPTED
+        miss = self.kv.explain_miss(r, len(hits))
+        self.waiting.pop(0)
+        self.running.append(r)
+        r.status = Status.RUNNING
+        r.last_wait = None
+        r.num_computed_tokens = r.num_cached_tokens = cached
+        if hits:
+            self.journal.append(ev.PrefixHit(r.request_id, cached, hits))
+        if miss is not None:
+            self.journal.append(miss)
+        self.journal.append(ev.Admitted(r.request_id, resumed, cached, self.step - r.queued_step, len(self.running) - 1))
+        if hits:
+            self.kv.share(r, hits)
+
+    def _wait(self, r: Request, reason: str, need: int, have: int) -> None:
+        """Why the head waits: written when it changes."""
+        why = (reason, need, have)
+        if r.last_wait != why:
+            self.undo.append((_set_wait, (r, r.last_wait)))
+            r.last_wait = why
+            self.journal.append(ev.NotAdmitted(r.request_id, reason, need, have))
+
+    # after the decisions ------------------------------------------------------------------------------------------------
+
+    def _advance(self, plan: SchedulerOutput) -> None:
+        """Counts the step's tokens and slots, and moves `num_computed_tokens` on, before anything is computed (as vLLM does)."""
+        total = again = padded = 0
+        for r, c in zip(self._shares, self.chunk_records, strict=True):
+            total += c.num_tokens
+            if c.padding:
+                padded += c.num_tokens
+            else:
+                again += c.num_recomputed
+                r.num_computed_tokens += c.num_tokens
+        self.undo.append((_take_back, (self._shares, self.chunk_records)))
+        padded += plan.num_padding_tokens
+        total += plan.num_padding_tokens
+        self.tokens = TokenAccount(total, total - again - padded, again, padded)
+        self.slots = self._slot_account()
+        self.journal.append(ev.Executed())
+
+    def _slot_account(self) -> SlotAccount:
+        bs, pool = self.kv.block_size, self.pool
+        partly = reserved = 0
+        for r in self.running:
+            empty = len(r.block_ids) * bs - r.num_computed_tokens
+            if empty:
+                tail = -r.num_computed_tokens % bs
+                partly += tail
+                reserved += empty - tail
+        usable = pool.num_blocks - 1
+        total, cached = usable * bs, pool.num_cached_free * bs
+        free = pool.num_free * bs - cached
+        return SlotAccount(total, total - cached - free - partly - reserved, partly, reserved, cached, free)
+
+    # update -------------------------------------------------------------------------------------------------------------
+
+    def update(self, plan: SchedulerOutput, out: RunnerOutput) -> None:
+        """Takes the step's tokens: appends them, ends what is finished, frees its blocks. Raises RunnerOutputError before any change."""
+        got = out.token_ids
+        for c in plan.chunks:
+            if c.sample and not got.get(c.request_id):
+                raise RunnerOutputError(f"step {plan.step}: the runner returned no token for {c.request_id}")
+        journal = self.journal
+        ended = False
+        limit = self.max_model_len
+        for r, c in zip(self._shares, plan.chunks, strict=True):
+            if not c.sample:
+                continue
+            new = got[c.request_id]
+            tokens, prompt = r.token_ids, r.num_prompt_tokens
+            reason, stop, kept = "", -1, 0
+            for t in new:
+                tokens.append(t)
+                kept += 1
+                n = len(tokens)
+                if t in r.stop_ids:
+                    reason, stop = "stop", t
+                elif n - prompt == r.output_end:
+                    reason = "stop"
+                elif n - prompt >= r.max_tokens:
+                    reason = "length"
+                elif n >= limit:
+                    reason = "max_model_len"
+                else:
+                    continue
+                break
+            journal.append(ev.Sampled(c.request_id, new if kept == len(new) else new[:kept]))
+            if reason:
+                ended = True
+                self._finish(r, reason, stop)
+        if ended:
+            self.running = [r for r in self.running if r.status is not Status.FINISHED or r.seat_held]
+            self._close_batch()
+        self._shares = []
+        self.undo.clear()
+
+    def _finish(self, r: Request, reason: str, stop_id: int) -> None:
+        if self.rules.hold_seat:
+            place = self.running.index(r)
+            r.seat_held = True
+            self._end(r, reason, stop_id, keep_blocks=self.rules.pad)
+            self.journal.append(ev.SeatHeld(r.request_id, place))
+        else:
+            self._end(r, reason, stop_id)
+
+    def _end(self, r: Request, reason: str, stop_id: int, keep_blocks: bool = False) -> None:
+        """The request is over. Its blocks come back unless its row runs on."""
+        r.status = Status.FINISHED
+        r.finish_reason = reason
+        self.num_finished += 1
+        self.finished_ids.append(r.request_id)
+        self.journal.append(ev.Finished(r.request_id, reason, stop_id))
+        if not keep_blocks:
+            ids = self.kv.free(r)
+            if ids:
+                self.journal.append(ev.Freed(r.request_id, ids))
+        if not r.seat_held:
+            del self.requests[r.request_id]
+
+    def _close_batch(self, force: bool = False) -> None:
+        """Static batching: when the last of a batch has ended, its seats (and, padded, its blocks) are free. `force`: give held seats back now."""
+        held = [r for r in self.running if r.seat_held]
+        if not held or (len(held) < len(self.running) and not force):
+            return
+        self._save_queues()
+        for r in held:
+            self._save(r)
+            self.undo.append((self._undo_forget, (r,)))
+        self.journal.append(ev.SeatsFreed([r.request_id for r in held]))
+        for r in held:
+            r.seat_held = False
+            ids = self.kv.free(r)
+            if ids:
+                self.journal.append(ev.Freed(r.request_id, ids))
+            del self.requests[r.request_id]
+        self.running = [r for r in self.running if r.status is Status.RUNNING]
+
+    def _undo_forget(self, r: Request) -> None:
+        self.requests[r.request_id] = r
+
+    # reading ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting) or any(not r.seat_held for r in self.running)
+
+    def drain(self) -> list[AnyEvent]:
+        """The events since the last call, in order."""
+        out = self.journal.copy()
+        self.journal.clear()
+        return out
+
+    # plain data ---------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that decides the scheduler's future, as primitives. Request specs stand beside it, by id (they never change)."""
+        return {
+            "step": self.step,
+            "num_arrived": self.num_arrived,
+            "num_finished": self.num_finished,
+            "batch_open": self.batch_open,
+            "finished_ids": list(self.finished_ids),
+            "config": self.config.to_dict(),
+            "waiting": [r.request_id for r in self.waiting],
+            "running": [r.request_id for r in self.running],
+            "requests": {
+                r.request_id: {
+                    "seq": r.seq, "status": r.status.value, "output_token_ids": r.output_token_ids, "num_computed_tokens": r.num_computed_tokens,
+                    "num_cached_tokens": r.num_cached_tokens, "num_preemptions": r.num_preemptions, "max_computed": r.max_computed, "block_ids": list(r.block_ids),
+                    "num_null_blocks": r.num_null_blocks, "num_cached_blocks": r.num_cached_blocks, "draft_token_ids": list(r.draft_token_ids), "queued_step": r.queued_step,
+                    "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason,
+                }
+                for r in self.requests.values()
+            },
+            "pool": self.pool.snapshot(),
+        }
+
+    def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec]) -> None:
+        """Makes the state equal a snapshot's. `specs` must hold every request that the snapshot names."""
+        self.configure(EngineConfig(**data["config"]))
+        self.step = self.pool.step = data["step"]
+        self.num_arrived = data["num_arrived"]
+        self.num_finished = data["num_finished"]
+        self.batch_open = data["batch_open"]
+        self.finished_ids = list(data["finished_ids"])
+        self.pool.restore(data["pool"])
+        self.requests = {}
+        for rid, d in data["requests"].items():
+            r = Request(specs[rid], d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
+            r.status = Status(d["status"])
+            r.token_ids.extend(d["output_token_ids"])
+            for f in ("num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "seat_held", "finish_reason"):
+                setattr(r, f, d[f])
+            r.block_ids = list(d["block_ids"])
+            r.draft_token_ids = list(d["draft_token_ids"])
+            r.last_wait = (d["last_wait"][0], d["last_wait"][1], d["last_wait"][2]) if d["last_wait"] else None
+            r.rank = rank_of(self.policy, r, 0.0)
+            self.requests[rid] = r
+        self.waiting = [self.requests[rid] for rid in data["waiting"]]
+        self.running = [self.requests[rid] for rid in data["running"]]
+        self.journal.clear()
+        self.undo.clear()
+        self._shares = []
+        self._ranked_by = None
+
+    def digest(self) -> str:
+        """sha256 of the control plane, times excluded: equal digests, equal futures."""
+        return sha256(json.dumps(self.snapshot(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _queue_key(r: Request) -> tuple[Any, int]:
+    return r.rank, r.seq
+
+
+def _is_prefill(r: Request) -> bool:
+    return len(r.token_ids) - r.num_computed_tokens > 1
+
+
+def _first(pair: tuple[Any, Request]) -> Any:
+    return pair[0]
+
+
+def _rank_text(rank: Any) -> str:
+    return ", ".join(f"{x:g}" if isinstance(x, float) else str(x) for x in rank) if isinstance(rank, tuple) else str(rank)
+
+
+def _restore_fields(r: Request, values: list[Any], block_ids: list[int], length: int, drafts: list[int]) -> None:
+    for f, v in zip(_SAVED, values, strict=True):
+        setattr(r, f, v)
+    del block_ids[length:]
+    r.block_ids = block_ids
+    r.draft_token_ids = drafts
+
+
+def _set_rank(r: Request, rank: object) -> None:
+    r.rank = rank
+
+
+def _set_wait(r: Request, why: tuple[str, int, int] | None) -> None:
+    r.last_wait = why
+
+
+def _take_back(shares: list[Request], records: list[ChunkRecord]) -> None:
+    for r, c in zip(shares, records, strict=True):
+        if not c.padding:
+            r.num_computed_tokens -= c.num_tokens
+
+
+__all__ = ["NULL_BLOCK", "RunnerOutputError", "Scheduler"]

@@ -1,0 +1,272 @@
+"""One step for every mode: deliver arrivals, schedule, execute, update, return a record.
+
+Owns the clock, the requests still to arrive and the user's inputs; the scheduler owns everything else. Returns records and forgets
+them: it knows no trace, session or widget. A step that raises leaves the state as it was before the step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from time import perf_counter
+from typing import Any, Protocol
+
+import msgspec
+
+from cbviz import events as ev
+from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, ModelSpec, check_names
+from cbviz.core.policy import get_policy
+from cbviz.core.scheduler import Scheduler
+from cbviz.messages import Gauges, RequestError, RequestSpec, RunnerOutput, SchedulerOutput, StepCost, StepRecord
+
+
+class Runner(Protocol):
+    """What the engine needs of a runner; see `runners`."""
+
+    spec: ModelSpec
+    eos_token_ids: Iterable[int]
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput: ...
+
+    def sync(self, tables: dict[str, list[int]], tokens: dict[str, list[int]]) -> int: ...
+
+    def damaged_blocks(self) -> set[int]: ...
+
+    def reset(self) -> None: ...
+
+
+class CostModel(Protocol):
+    name: str
+
+    def price(self, plan: SchedulerOutput) -> StepCost: ...
+
+
+class Engine:
+    """`config` must be resolved. `cost` prices every step; under the modelled clock its total is the step's duration."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, cost: CostModel) -> None:
+        self.runner = runner
+        self.cost = cost
+        self.simulated = bool(getattr(runner, "simulated", False))
+        self.scheduler = Scheduler(config, eos_token_ids=runner.eos_token_ids, use_output_len=self.simulated)
+        self.now_s = 0.0
+        self.inputs: list[dict[str, Any]] = []
+        """What the user asked for since the last step, in order; taken at the start of the next."""
+        self._by_time: list[tuple[float, int, RequestSpec]] = []
+        self._by_step: list[tuple[int, int, RequestSpec]] = []
+        self._known: set[str] = set()
+        self._order = 0
+        self._idle = False
+
+    # asking -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.scheduler.config
+
+    @property
+    def step_count(self) -> int:
+        return self.scheduler.step
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that have not arrived yet."""
+        return len(self._by_time) + len(self._by_step)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.inputs or self._by_time or self._by_step) or self.scheduler.has_unfinished
+
+    @property
+    def stuck(self) -> str:
+        """Why nothing will ever happen again though requests wait; '' if that is not so."""
+        s = self.scheduler
+        if not self._idle or self.inputs or self.num_pending or not s.waiting or any(not r.seat_held for r in s.running):
+            return ""
+        r = s.waiting[0]
+        reason, need, have = r.last_wait or ("", 0, 0)
+        return f"{r.request_id} can never be admitted: {reason}, it needs {need}, {have} are there"
+
+    # inputs -------------------------------------------------------------------------------------------------------------
+
+    def check_request(self, spec: RequestSpec) -> None:
+        """Raises RequestError, with the figures, if the request can't be served by this engine at all."""
+        limit = self.config.max_model_len or 0
+        n, total = len(spec.prompt_token_ids), len(spec.prompt_token_ids) + spec.max_tokens
+        if spec.request_id in self._known:
+            raise RequestError(f"request id {spec.request_id!r} was used before: ids must be unique in a run")
+        if n >= limit:
+            raise RequestError(f"{spec.request_id}: the prompt has {n} tokens; with max_model_len {limit} it may have at most {limit - 1}")
+        if total > limit:
+            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens, over max_model_len {limit}: lower max_tokens to {limit - n}")
+        if total > self.config.pool_tokens:
+            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens need {-(-total // self.config.block_size)} blocks of {self.config.block_size}; "
+                               f"the pool has {self.config.num_usable_blocks}: raise num_blocks or lower max_tokens")
+        vocab = self.runner.spec.vocab_size
+        bad = next((t for t in spec.prompt_token_ids if not 0 <= t < vocab), None)
+        if bad is not None:
+            raise RequestError(f"{spec.request_id}: token id {bad} is outside the model's vocabulary 0..{vocab - 1}")
+
+    def enqueue(self, specs: Iterable[RequestSpec]) -> None:
+        """Requests of a workload, to be delivered at their arrival time or step. Ones that can't be served are refused on arrival."""
+        for spec in specs:
+            if spec.arrival_step is None:
+                insort(self._by_time, (spec.arrival_s, self._order, spec), key=_when)
+            else:
+                insort(self._by_step, (spec.arrival_step, self._order, spec), key=_when)
+            self._order += 1
+
+    def add(self, spec: RequestSpec) -> None:
+        """A user's request; it joins the next step. Raises RequestError."""
+        self.check_request(spec)
+        self._known.add(spec.request_id)
+        self.inputs.append({"op": "add", "spec": spec})
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request just before the next step."""
+        self.inputs.append({"op": "abort", "request_id": request_id})
+
+    def configure(self, **changes: Any) -> None:
+        """Changes live knobs from the next step on. Raises ConfigError for a field that can't change during a run."""
+        check_names(changes)
+        for name in changes:
+            if not CONFIG_FIELDS[name].metadata["live"]:
+                raise ConfigError(f"{name} can't change during a run: start a new one (or fork) with it")
+        if "policy" in changes:
+            get_policy(changes["policy"])
+        planned = self.config
+        for i in self.inputs:
+            if i["op"] == "configure":
+                planned = planned.replace(**i["changes"])
+        new = planned.replace(**changes)
+        budget = new.max_num_batched_tokens or 0
+        if not new.chunked and budget < (new.max_model_len or 0):
+            changes = {**changes, "max_num_batched_tokens": new.max_model_len}
+        self.inputs.append({"op": "configure", "changes": changes})
+
+    # stepping -----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepRecord | None:
+        """One iteration. None if there is nothing to do. Raises what the policy or runner raised, with the state as before."""
+        if not self.has_work:
+            return None
+        s = self.scheduler
+        before = (self.now_s, self.inputs, self._by_time, self._by_step, set(self._known), s.config)
+        s.begin()
+        try:
+            t0, arrivals, inputs = self._deliver()
+            control = perf_counter()
+            plan = s.schedule(t0)
+            control = perf_counter() - control
+            out = self.runner.execute(plan)
+            cost = self.cost.price(plan)
+            measured = self.config.clock == "measured"
+            t1 = t0 + (out.measured_s or 0.0 if measured else cost.total_s if plan.chunks else 0.0)
+            again = perf_counter()
+            padding = plan.num_padding_tokens
+            s.update(plan, out)
+            control += perf_counter() - again
+        except BaseException:
+            written = s.rollback()
+            self.now_s, self.inputs, self._by_time, self._by_step, self._known, config = before
+            if s.config is not config:
+                s.configure(config)
+            damaged = self.runner.damaged_blocks()
+            for b in written:
+                if b in damaged:
+                    s.pool.forget(b)
+            raise
+        self.now_s = t1
+        self._idle = not plan.chunks and not arrivals and not inputs
+        return StepRecord(
+            step=plan.step, t0_s=t0, t1_s=t1, clock="measured" if measured else "modelled", chunks=s.chunk_records, events=s.drain(), tokens=s.tokens, slots=s.slots,
+            gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free), cost=cost,
+            measured_s=out.measured_s, counted=out.counted, logprobs=out.logprobs, gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
+            schedule_s=control if measured else None,
+        )
+
+    def _deliver(self) -> tuple[float, list[RequestSpec], list[dict[str, Any]]]:
+        """Takes the user's inputs and the arrivals that are due. An idle engine jumps to the next arrival. Returns (t0, arrivals, inputs)."""
+        s, step = self.scheduler, self.scheduler.step + 1
+        t0 = self.now_s
+        inputs, self.inputs = self.inputs, []
+        due_step = bisect_right(self._by_step, step, key=_when_only)
+        if not (s.has_unfinished or due_step or self._by_step or any(i["op"] == "add" for i in inputs)) and self._by_time:
+            t0 = max(t0, self._by_time[0][0])
+        due_time = bisect_right(self._by_time, t0, key=_when_only)
+        arrivals = [x[2] for x in self._by_time[:due_time]] + [x[2] for x in self._by_step[:due_step]]
+        self._by_time, self._by_step = self._by_time[due_time:], self._by_step[due_step:]
+        taken: list[RequestSpec] = []
+        for i in inputs:
+            if i["op"] == "add":
+                taken.append(i["spec"])
+                s.add(i["spec"])
+            elif i["op"] == "abort":
+                s.abort(i["request_id"])
+            else:
+                self._reconfigure(i["changes"])
+        for spec in arrivals:
+            try:
+                self.check_request(spec)
+            except RequestError as e:
+                s.journal.append(ev.Refused(spec.request_id, str(e)))
+            else:
+                s.add(spec)
+            self._known.add(spec.request_id)
+            taken.append(spec)
+        return t0, taken, [_plain_input(i) for i in inputs]
+
+    def _reconfigure(self, changes: dict[str, Any]) -> None:
+        s = self.scheduler
+        for name, new in changes.items():
+            old = getattr(s.config, name)
+            if old != new:
+                s.journal.append(ev.Configured(name, "" if old is None else str(old), "" if new is None else str(new)))
+        s.configure(s.config.replace(**changes))
+
+    # plain data ---------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that decides the engine's future, as primitives (specs by id)."""
+        return {
+            "now_s": self.now_s,
+            "scheduler": self.scheduler.snapshot(),
+            "by_time": [x[2].request_id for x in self._by_time],
+            "by_step": [x[2].request_id for x in self._by_step],
+            "known": sorted(self._known),
+        }
+
+    def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec]) -> int:
+        """Makes the engine equal a snapshot; `specs` must hold every request it names. Returns how many KV blocks the runner had to compute again."""
+        self.scheduler.restore(data["scheduler"], specs)
+        self.now_s = data["now_s"]
+        self.inputs = []
+        self._by_time, self._by_step, self._order, self._idle = [], [], 0, False
+        self.enqueue(specs[rid] for rid in data["by_time"] + data["by_step"])
+        self._known = set(data["known"])
+        holders = [r for r in self.scheduler.requests.values() if r.block_ids]
+        return self.runner.sync({r.request_id: list(r.block_ids) for r in holders}, {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders})
+
+    def digest(self) -> str:
+        """sha256 of the control plane and of what is still to come, times excluded."""
+        rest = msgspec.json.encode([[x[2].request_id for x in self._by_time], [x[2].request_id for x in self._by_step]])
+        return sha256(self.scheduler.digest().encode() + rest).hexdigest()
+
+
+def _when(x: tuple[float, int, RequestSpec]) -> tuple[float, int]:
+    return x[0], x[1]
+
+
+def _when_only(x: tuple[float, int, RequestSpec]) -> float:
+    return x[0]
+
+
+def _plain_input(i: dict[str, Any]) -> dict[str, Any]:
+    """A user's input as it stands in a record: an added request is named there, its spec stands under `arrivals`."""
+    if i["op"] == "add":
+        return {"op": "add", "request_id": i["spec"].request_id}
+    return i
+
+
+RunnerFactory = Callable[[EngineConfig], Runner]
