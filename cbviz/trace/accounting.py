@@ -1,0 +1,113 @@
+"""Everything is accounted for: the sums of tokens and slots, and the checks that they close. Knows the trace alone.
+
+    tokens of a step:  total = useful + recomputed + padded + rejected
+    slots of the pool: total = used + partly_empty + reserved + cached + free     (the null block is left out)
+
+The producer counts as it goes; `check_trace` folds the events again and counts the slots from the state, block by block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cbviz import events as ev
+from cbviz.messages import SlotAccount, StepRecord, TokenAccount
+from cbviz.trace.state import NULL_BLOCK, State
+from cbviz.trace.trace import Cursor, Trace
+
+TOKEN_PARTS = ("useful", "recomputed", "padded", "rejected")
+SLOT_PARTS = ("used", "partly_empty", "reserved", "cached", "free")
+
+
+def check_record(record: StepRecord) -> None:
+    """Raises AssertionError with the figures if a step's tokens or slots do not add up, or tokens differ from what its chunks computed."""
+    _check_sum(record, "tokens", record.tokens, TOKEN_PARTS)
+    _check_sum(record, "slots", record.slots, SLOT_PARTS)
+    computed = sum(c.num_tokens for c in record.chunks) + record.num_padding_tokens
+    assert record.tokens.total == computed, f"step {record.step}: {record.tokens.total} tokens are accounted for, but its chunks and padding computed {computed}"
+    recomputed = sum(c.num_recomputed for c in record.chunks if not c.padding)
+    assert record.tokens.recomputed == recomputed, f"step {record.step}: {record.tokens.recomputed} recomputed tokens are accounted for, its chunks say {recomputed}"
+    rejected = sum(e.num_rejected for e in record.events if isinstance(e, ev.Sampled))
+    assert record.tokens.rejected == rejected, f"step {record.step}: {record.tokens.rejected} rejected tokens are accounted for, its samples say {rejected}"
+    padded = sum(c.num_tokens for c in record.chunks if c.padding) + record.num_padding_tokens
+    assert record.tokens.padded == padded, f"step {record.step}: {record.tokens.padded} padded tokens are accounted for, its chunks and padding say {padded}"
+
+
+def _check_sum(record: StepRecord, what: str, account: TokenAccount | SlotAccount, parts: tuple[str, ...]) -> None:
+    values = {p: getattr(account, p) for p in parts}
+    text = " + ".join(f"{p} {v}" for p, v in values.items())
+    assert account.total == sum(values.values()), f"step {record.step}: {what} do not add up: total {account.total}, but {text} = {sum(values.values())}"
+    assert min(values.values()) >= 0, f"step {record.step}: a part of the {what} is negative: {text}"
+
+
+def count_slots(state: State) -> SlotAccount:
+    """The slots of the pool, counted block by block from a folded state: O(num_blocks)."""
+    size = state.block_size
+    used = partly = reserved = cached = free = 0
+    for block in range(state.num_blocks):
+        if block == NULL_BLOCK:
+            continue
+        if state.ref_count(block):
+            filled = state.fill(block)
+            if filled:
+                used += filled
+                partly += size - filled
+            else:
+                reserved += size
+        elif state.cached[block]:
+            cached += size
+        else:
+            free += size
+    return SlotAccount(total=(state.num_blocks - 1) * size if state.num_blocks else 0, used=used, partly_empty=partly, reserved=reserved, cached=cached, free=free)
+
+
+def executed_at(record: StepRecord) -> int:
+    """How many events stand before the forward pass (all of them, if nothing was executed)."""
+    return next((i for i, e in enumerate(record.events) if isinstance(e, ev.Executed)), len(record.events))
+
+
+def check_trace(trace: Trace) -> None:
+    """Raises AssertionError at the first step whose sums do not close, or whose slots differ from a recount, or whose gauges differ from the folded state.
+
+    Folds the whole trace once and counts every block at every step: for tests, not for a live picture.
+    """
+    state = State(trace.header.num_blocks, trace.header.block_size, trace.header.config)
+    blocks = trace.has("blocks") and trace.header.num_blocks > 0
+    for record in trace:
+        if trace.has("accounting"):
+            check_record(record)
+            if blocks:
+                inside = state.clone()
+                inside.apply(record, upto=executed_at(record))
+                counted = count_slots(inside)
+                assert record.slots == counted, f"step {record.step}: the record says {record.slots}, a recount at the forward pass {counted}"
+        state.apply(record)
+        g = record.gauges
+        if trace.has("queue"):
+            assert (g.num_running, g.num_waiting) == (len(state.running), len(state.waiting)), (
+                f"step {record.step}: gauges say {g.num_running} running and {g.num_waiting} waiting, the fold has {len(state.running)} and {len(state.waiting)}")
+        if blocks:
+            cached = sum(1 for b in range(1, state.num_blocks) if state.cached[b] and not state.ref_count(b))
+            assert (g.num_free_blocks, g.num_cached_blocks) == (state.num_free_blocks, cached), (
+                f"step {record.step}: gauges say {g.num_free_blocks} free blocks, {g.num_cached_blocks} of them cached; the fold has {state.num_free_blocks} and {cached}")
+    sums = summary(trace)
+    assert sums["tokens"]["total"] == sum(sums["tokens"][p] for p in TOKEN_PARTS), f"the run's tokens do not add up: {sums['tokens']}"
+    if trace.has("tokens"):
+        sampled = sum(len(e.token_ids) for record in trace for e in record.events if isinstance(e, ev.Sampled))
+        held = sum(len(r.output_token_ids) for r in trace.state().by_index)
+        assert sampled == held, f"the run sampled {sampled} tokens, its requests hold {held}"
+
+
+def summary(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
+    """The accounts of a run up to `cursor`: `tokens` (sums over steps), `slots` (of the last step, in slots), `slot_steps` (sums over steps), `num_steps`."""
+    state = trace.state(cursor)
+    records = trace.records[: state.step if state.event is None else state.step - 1]
+    tokens = dict.fromkeys(("total", *TOKEN_PARTS), 0)
+    slot_steps = dict.fromkeys(("total", *SLOT_PARTS), 0)
+    for record in records:
+        for p in tokens:
+            tokens[p] += getattr(record.tokens, p)
+        for p in slot_steps:
+            slot_steps[p] += getattr(record.slots, p)
+    last = records[-1].slots if records else SlotAccount()
+    return {"num_steps": len(records), "tokens": tokens, "slots": {p: getattr(last, p) for p in slot_steps}, "slot_steps": slot_steps}
