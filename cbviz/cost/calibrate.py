@@ -6,7 +6,8 @@ Knows no model and no torch. What is measured, and named so wherever it is shown
   bytes of the array over the best of several passes. Reads only: a mix with writes gives less.
 * arithmetic: numpy's BLAS multiplies two float32 matrices of 1,024 x 1,024 with its own threads; 2 n^3 operations over the best time.
 
-The best of several is taken, and an earlier measurement of the same machine is kept where it was quicker: other work can only slow a pass down. Both are what a program reaches, not data-sheet peaks.
+The best of several is taken, and an earlier measurement of the same machine is kept where it was quicker:
+other work can only slow a pass down. Both are what a program reaches, not data-sheet peaks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,47 @@
+"""Workloads: who asks what, when. `build` makes the requests of a preset or a file; `PRESETS` is the table of scenarios."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from pathlib import Path
+from typing import Any
+
+from cbviz.config import ConfigError
+from cbviz.messages import RequestSpec
+from cbviz.workload import files
+from cbviz.workload.presets import PRESETS, Preset, Source
+from cbviz.workload.prompts import Encoder
+
+
+def build(name_or_path: str | Path, *, seed: int = 0, model_vocab: int | None = None, tokenizer: Encoder | None = None, **params: Any) -> list[RequestSpec]:
+    """The requests of a preset (by name) or of a file (by path), ids unique, in the order of arrival within a step.
+
+    `model_vocab`: made-up ids stay below it, and a file's ids must. `tokenizer`: turns texts into the model's ids; None makes ids up. `params`: a preset's own
+    (`PRESETS[name].params`), or `limit` and `scale` for a file. Raises ConfigError naming the parameter and its limit, RequestError for a bad line of a file.
+    """
+    name = str(name_or_path)
+    if name in PRESETS:
+        preset = PRESETS[name]
+        _check(params, preset.params, f"workload {name!r}")
+        return preset.make(Source(seed, model_vocab, tokenizer), **params)
+    if not Path(name_or_path).is_file():
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        raise ConfigError(f"workload {name!r} is neither a preset nor a file" + (f"; did you mean {near[0]!r}?" if near else f"; presets: {', '.join(PRESETS)}"))
+    known = {p.name: p.default for p in inspect.signature(files.load).parameters.values() if p.name in ("limit", "scale")}
+    _check(params, known, f"file {name!r}")
+    return files.load(name_or_path, seed=seed, model_vocab=model_vocab, tokenizer=tokenizer, **params)
+
+
+def _check(params: dict[str, Any], known: dict[str, Any], what: str) -> None:
+    for key, value in params.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError(f"{what} has no parameter {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"))
+        kind = (int, float) if isinstance(known[key], float) else (int, str) if key in ("prompt_len", "output_len") else str if isinstance(known[key], str) else int
+        if isinstance(value, bool) or not isinstance(value, kind):
+            if value is not None or known[key] is not None:
+                raise ConfigError(f"{what}: {key} must be {'a number' if kind == (int, float) else 'text' if kind is str else 'a whole number'}, got {value!r}")
+
+
+__all__ = ["PRESETS", "Preset", "build"]
