@@ -461,7 +461,7 @@ class Scheduler:
         partly = reserved = 0
         for r in self.running:
             empty = len(r.block_ids) * bs - r.num_computed_tokens
-            if empty:
+            if empty > 0:  # a finished row that only holds its seat has no blocks any more
                 tail = -r.num_computed_tokens % bs
                 partly += tail
                 reserved += empty - tail

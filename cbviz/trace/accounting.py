@@ -84,8 +84,9 @@ def check_trace(trace: Trace) -> None:
         state.apply(record)
         g = record.gauges
         if trace.has("queue"):
-            assert (g.num_running, g.num_waiting) == (len(state.running), len(state.waiting)), (
-                f"step {record.step}: gauges say {g.num_running} running and {g.num_waiting} waiting, the fold has {len(state.running)} and {len(state.waiting)}")
+            running = sum(1 for rid in state.running if not state.requests[rid].seat_held)
+            assert (g.num_running, g.num_waiting) == (running, len(state.waiting)), (
+                f"step {record.step}: gauges say {g.num_running} running and {g.num_waiting} waiting, the fold has {running} and {len(state.waiting)}")
         if blocks:
             cached = sum(1 for b in range(1, state.num_blocks) if state.cached[b] and not state.ref_count(b))
             assert (g.num_free_blocks, g.num_cached_blocks) == (state.num_free_blocks, cached), (

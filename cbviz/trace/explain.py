@@ -15,21 +15,25 @@ from cbviz.trace.metrics import arrival_s, num_seats, seconds, token_budget
 from cbviz.trace.state import State
 from cbviz.trace.trace import Trace
 
-KINDS = ("preempted", "unscheduled", "ranking", "refused", "configured", "waits", "admitted", "capped", "finished", "evicted", "hit", "miss", "first-token", "recomputes", "prefill", "decode", "padding",
+KINDS = ("preempted", "unscheduled", "ranking", "refused", "configured", "waits", "admitted", "skipped", "capped", "finished", "evicted", "hit", "miss", "first-token", "recomputes", "prefill", "decode", "padding",
          "rejected", "arrived", "reordered", "allocated", "shared", "cached", "freed", "window", "seats", "step")
 """Kinds of sentences, the most important first."""
 
 RULES = {
-    "last": "last to arrive",
-    "priority": "least urgent",
-    "policy": "last by the policy's ranking",
-    "lowest-rank": "last by the policy's ranking",
-    "most-blocks": "holder of the most blocks",
-    "fewest-blocks": "holder of the fewest blocks",
-    "fewest-outputs": "with the least output to lose",
-    "longest": "with the most tokens",
+    "last": ("last to arrive", "place in the running order"),
+    "rank": ("last by the policy's ranking", "rank, then arrival"),
+    "lowest-priority": ("least urgent", "priority number, then arrival"),
+    "least-work-lost": ("with the fewest computed tokens", "computed tokens"),
+    "fewest-outputs": ("with the least output", "output tokens"),
 }
-"""Victim rules in words; a rule that is not here is named as it is."""
+"""Victim rules in words, and what their candidates are ranked by; a rule that is not here is named as it is."""
+
+SKIPS = {
+    "budget": "the step's token budget is used up",
+    "blocks": "the preemption ended the round",
+    "prefill-step": "a step of prefills goes first",
+    "max_model_len": "max_model_len is reached",
+}
 
 ENDS: dict[str, Callable[[str, int, int, Any, int], str]] = {
     "length": lambda rid, n, limit, max_len, stop: f"{rid} finished: it has its {count(limit, 'token')} (max_tokens)",
@@ -160,7 +164,7 @@ class _Step:
     def preemptions(self) -> None:
         caching = self.state.config.get("enable_prefix_caching") in (True, "True")
         for e in self.of(ev.Preempted):
-            who = RULES.get(e.rule, f"chosen by the rule {e.rule!r}" if e.rule else "chosen")
+            who, measure = RULES.get(e.rule, (f"chosen by the rule {e.rule!r}" if e.rule else "chosen", ""))
             lost = f"will recompute {count(e.num_tokens_lost, 'token')}" + (", less what the cache still has" if caching and e.num_tokens_lost else "")
             short = f"needs {count(e.need, 'block')}, {e.have} {are(e.have)} free"
             if e.for_id == e.request_id:
@@ -169,10 +173,16 @@ class _Step:
                 text = f"{e.request_id}, {who}, was preempted for {e.for_id}: {e.for_id} {short}; {e.request_id} {lost}"
             self.say("preempted", text, (e.request_id, e.for_id) if e.for_id != e.request_id else (e.request_id,), e.block_ids)
             if len(e.ranking) > 1:
-                self.say("ranking", f"Candidates to lose their blocks for {e.for_id}, first to lose first: " + listed([f"{rid} ({rank})" if rank else rid for rid, rank in e.ranking], 6),
+                by = f" (by {measure})" if measure else ""
+                self.say("ranking", f"Candidates to lose their blocks for {e.for_id}{by}, first to lose first: " + listed([f"{rid} ({rank})" if rank else rid for rid, rank in e.ranking], 6),
                          [rid for rid, _ in e.ranking])
         for e in self.of(ev.Unscheduled):
             self.say("unscheduled", f"{e.request_id} had a share of this step; it was taken back", (e.request_id,))
+        skipped: dict[str, list[str]] = {}
+        for e in self.of(ev.Skipped):
+            skipped.setdefault(e.reason, []).append(e.request_id)
+        for reason, ids in skipped.items():
+            self.say("skipped", f"{listed(ids)} {'gets' if len(ids) == 1 else 'get'} no token in this step: {SKIPS.get(reason, reason)}", ids)
 
     def entrance(self) -> None:
         for e in self.of(ev.Refused):

@@ -359,8 +359,10 @@ def _seats_freed(s: State, e: ev.SeatsFreed, record: StepRecord) -> None:
     for rid in e.request_ids:
         r = s.requests[rid]
         r.seat_held = False
-        if record.step > r.finish_step:
-            r.code = CODE["held"]  # during this step the seat was still taken; `state` says what it is now
+        if record.step > r.finish_step and any(isinstance(x, ev.Executed) for x in record.events[: record.events.index(e)]):
+            r.code = CODE["held"]  # while the step ran the seat was still taken; `state` says what it is now
+        else:
+            r.code = CODE["finished"] if r.finish_reason in NORMAL_ENDS else CODE["aborted"]
         s.running.remove(rid)
         s.changed.add(r.index)
 

@@ -11,7 +11,7 @@ from tests.golden import NUM_STEPS, golden
 from cbviz import events as ev
 from cbviz.messages import ChunkRecord, RequestSpec, StepRecord
 from cbviz.trace import Sentence, Trace, explain
-from cbviz.trace.explain import ENDS, KINDS, count, explain_record, listed
+from cbviz.trace.explain import ENDS, KINDS, RULES, count, explain_record, listed
 from cbviz.trace.schema import TraceHeader
 
 GOLDEN = {
@@ -22,7 +22,7 @@ GOLDEN = {
         "r4 arrived with 3 prompt tokens and asks for at most 5 tokens", "2 blocks of r1 and r3 are full and can be found by their hash from now on",
         "The step computed 5 tokens of 3 requests in 12 ms (modelled)"],
     4: ["r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 tokens, less what the cache still has",
-        "Candidates to lose their blocks for r1, first to lose first: r3 (came last), r2 (came second) and r1 (came first)",
+        "Candidates to lose their blocks for r1 (by place in the running order), first to lose first: r3 (came last), r2 (came second) and r1 (came first)",
         "r3 waits: nobody is admitted in a step that preempted a request; 1 more request waits behind it", "r1 finished: it has its 4 tokens (max_tokens)",
         "Cached block 7 went to r1: r3 used it last, 0 steps ago", "r1 and r2 decode one token each", "r1 takes 1 new block (block 7)",
         "1 block of r2 is full and can be found by its hash from now on", "r1 gave back 4 blocks (7, 3, 2, 1)", "The step computed 2 tokens of 2 requests in 12 ms (modelled)"],
@@ -165,6 +165,10 @@ OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
     ([ev.Preempted("a", "a", "last", 1, [1], [("a", "")], 0, 2, 1)], {}, "a, last to arrive, was preempted for want of blocks: it needs 2 blocks, 1 is free; it will recompute 1 token"),
     ([ev.Preempted("a", "b", "coin", 5, [1], [], 0, 1, 0)], {}, "a, chosen by the rule 'coin', was preempted for b: b needs 1 block, 0 are free; a will recompute 5 tokens"),
     ([ev.Scheduled("a", 9, 1), ev.Unscheduled("a")], {}, "a had a share of this step; it was taken back"),
+    ([ev.Skipped("a", "budget"), ev.Skipped("b", "budget")], {}, "a and b get no token in this step: the step's token budget is used up"),
+    ([ev.Skipped("a", "blocks")], {}, "a gets no token in this step: the preemption ended the round"),
+    ([ev.Skipped("a", "prefill-step")], {}, "a gets no token in this step: a step of prefills goes first"),
+    ([ev.Skipped("a", "max_model_len")], {}, "a gets no token in this step: max_model_len is reached"),
     ([ev.Reordered(["w2", "w1"])], {"waiting": 2}, "The policy put the queue into another order: w2 and w1"),
     ([ev.OutOfWindow("a", [1, 2], 0)], {}, "a gave back 2 blocks left of its attention window (1, 2)"),
     ([ev.Shared("a", [0, 5])], {}, "a shares 1 block that is already there (block 5)"),
@@ -186,6 +190,12 @@ OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
 def test_every_other_event(case: int) -> None:
     events, fields, sentence = OTHERS[case]
     assert sentence in run(*events, **fields)
+
+
+def test_victim_rules_have_words() -> None:
+    from cbviz.core.policy import VICTIMS
+
+    assert set(RULES) == {*VICTIMS, "rank"} - {"policy"}  # `policy` is resolved to `rank` or `last` before it is written
 
 
 def test_every_event_type_is_told() -> None:
