@@ -19,6 +19,8 @@ _MAX_GATHERED_TOKENS = 16_384
 """Decodes gathered in one call: bounds the copy of keys and values (13 MB each for SmolLM2)."""
 _SLAB = 512
 """Queries of one call where a mask is needed."""
+_FEW_ROWS = 8
+"""Up to here a product is limited by reading the weights."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,16 @@ class _Plan:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return F.linear(x, weight, bias)
+    rows = x.shape[0]
+    if rows > _FEW_ROWS:
+        return F.linear(x, weight, bias)
+    # Few rows: BLAS reads the weights 2 to 5 times faster when they are the left factor, and best with 2, 4 or 8 rows (measured
+    # with MKL on AVX2: all products of a SmolLM2 step, 2 threads, 1 / 4 / 8 rows: 26 / 31 / 44 ms against 48 / 65 / 75).
+    padded = max(2, 1 << (rows - 1).bit_length())
+    if padded != rows:
+        x = F.pad(x, (0, 0, 0, padded - rows))
+    y = torch.mm(weight, x.t())[:, :rows].t().contiguous()
+    return y if bias is None else y.add_(bias)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

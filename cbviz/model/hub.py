@@ -225,8 +225,11 @@ def _from_hub(repo: str) -> Path:
 
 
 def _sha256(path: Path) -> str:
+    h = hashlib.sha256()
     with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+        while piece := f.read(1 << 20):
+            h.update(piece)
+    return h.hexdigest()
 
 
 @contextmanager

@@ -55,8 +55,8 @@ class KVStore:
     def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: torch.device | str = "cpu") -> None:
         self.num_layers, self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim = num_layers, num_blocks, num_kv_heads, block_size, head_dim
         self.device = torch.device(device)
-        # Zeros, not empty: masked slots are multiplied by weight 0, which a NaN would survive. The pages are not touched until they are written.
-        self._data = torch.zeros(num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim, dtype=torch.float32, device=self.device)
+        # Zeros, not empty: masked slots are multiplied by weight 0, which a NaN would survive. On the host numpy's zeros take no memory until written; torch's do.
+        self._data = torch.from_numpy(np.zeros((num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim), dtype=np.float32)).to(self.device)
         self.layers = [KVLayer(self._data[i, 0], self._data[i, 1]) for i in range(num_layers)]
         self.ledger = np.full((num_blocks, block_size), EMPTY, dtype=np.int64)
 
