@@ -210,6 +210,14 @@ class EngineConfig:
         """A changed copy. Raises ConfigError for an unknown field, naming the nearest known one."""
         return dataclasses.replace(self, **check_names(changes))
 
+    def changed(self, **changes: Any) -> EngineConfig:
+        """As `replace`, for a resolved config: where a new discipline computes whole prompts and the budget was not named, it is raised to max_model_len."""
+        check_names(changes)
+        if "max_num_batched_tokens" not in changes and (self.max_num_batched_tokens or 0) < (changes.get("max_model_len", self.max_model_len) or 0):
+            if not self.replace(**{**changes, "max_num_batched_tokens": None}).chunked:
+                changes["max_num_batched_tokens"] = changes.get("max_model_len", self.max_model_len)
+        return self.replace(**changes)
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

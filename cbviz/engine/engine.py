@@ -7,39 +7,20 @@ them: it knows no trace, session or widget. A step that raises leaves the state 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import sha256
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from cbviz import events as ev
-from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, ModelSpec, check_names
+from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
 from cbviz.core.policy import get_policy
 from cbviz.core.scheduler import Scheduler
-from cbviz.messages import Gauges, RequestError, RequestSpec, RunnerOutput, SchedulerOutput, StepCost, StepRecord
-
-
-class Runner(Protocol):
-    """What the engine needs of a runner; see `runners`."""
-
-    spec: ModelSpec
-    eos_token_ids: Iterable[int]
-
-    def execute(self, plan: SchedulerOutput) -> RunnerOutput: ...
-
-    def sync(self, tables: dict[str, list[int]], tokens: dict[str, list[int]]) -> int: ...
-
-    def damaged_blocks(self) -> set[int]: ...
-
-    def reset(self) -> None: ...
-
-
-class CostModel(Protocol):
-    name: str
-
-    def price(self, plan: SchedulerOutput) -> StepCost: ...
+from cbviz.cost.base import CostModel
+from cbviz.messages import Gauges, RequestError, RequestSpec, StepRecord
+from cbviz.runners.base import Runner
 
 
 class Engine:
@@ -75,6 +56,11 @@ class Engine:
         return len(self._by_time) + len(self._by_step)
 
     @property
+    def pending_ids(self) -> list[str]:
+        """Ids of the requests that have not arrived yet, in order of arrival."""
+        return [x[2].request_id for x in self._by_time] + [x[2].request_id for x in self._by_step]
+
+    @property
     def has_work(self) -> bool:
         return bool(self.inputs or self._by_time or self._by_step) or self.scheduler.has_unfinished
 
@@ -101,7 +87,8 @@ class Engine:
         if total > limit:
             raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens, over max_model_len {limit}: lower max_tokens to {limit - n}")
         if total > self.config.pool_tokens:
-            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens need {-(-total // self.config.block_size)} blocks of {self.config.block_size}; "
+            size = self.config.block_size
+            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens need {-(-total // size)} blocks of {size}; "
                                f"the pool has {self.config.num_usable_blocks}: raise num_blocks or lower max_tokens")
         vocab = self.runner.spec.vocab_size
         bad = next((t for t in spec.prompt_token_ids if not 0 <= t < vocab), None)
@@ -138,11 +125,11 @@ class Engine:
         planned = self.config
         for i in self.inputs:
             if i["op"] == "configure":
-                planned = planned.replace(**i["changes"])
-        new = planned.replace(**changes)
-        budget = new.max_num_batched_tokens or 0
-        if not new.chunked and budget < (new.max_model_len or 0):
-            changes = {**changes, "max_num_batched_tokens": new.max_model_len}
+                planned = planned.changed(**i["changes"])
+        new = planned.changed(**changes)
+        changes = {f: getattr(new, f) for f in CONFIG_FIELDS if getattr(new, f) != getattr(planned, f)}
+        if not changes:
+            return
         self.inputs.append({"op": "configure", "changes": changes})
 
     # stepping -----------------------------------------------------------------------------------------------------------
@@ -237,14 +224,21 @@ class Engine:
             "known": sorted(self._known),
         }
 
-    def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec]) -> int:
-        """Makes the engine equal a snapshot; `specs` must hold every request it names. Returns how many KV blocks the runner had to compute again."""
+    def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec], sync: bool = True) -> int:
+        """Makes the engine equal a snapshot; `specs` must hold every request it names. Returns how many KV blocks the runner had to compute again.
+
+        `sync` False leaves the KV as it is: the caller replays further steps and calls `sync` itself.
+        """
         self.scheduler.restore(data["scheduler"], specs)
         self.now_s = data["now_s"]
         self.inputs = []
         self._by_time, self._by_step, self._order, self._idle = [], [], 0, False
         self.enqueue(specs[rid] for rid in data["by_time"] + data["by_step"])
         self._known = set(data["known"])
+        return self.sync() if sync else 0
+
+    def sync(self) -> int:
+        """Makes the runner's KV hold what the block tables say. Returns the number of blocks computed again."""
         holders = [r for r in self.scheduler.requests.values() if r.block_ids]
         return self.runner.sync({r.request_id: list(r.block_ids) for r in holders}, {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders})
 
@@ -254,11 +248,11 @@ class Engine:
         return sha256(self.scheduler.digest().encode() + rest).hexdigest()
 
 
-def _when(x: tuple[float, int, RequestSpec]) -> tuple[float, int]:
+def _when(x: tuple[float, int, RequestSpec] | tuple[int, int, RequestSpec]) -> tuple[float, int]:
     return x[0], x[1]
 
 
-def _when_only(x: tuple[float, int, RequestSpec]) -> float:
+def _when_only(x: tuple[Any, int, RequestSpec]) -> Any:
     return x[0]
 
 
@@ -268,5 +262,3 @@ def _plain_input(i: dict[str, Any]) -> dict[str, Any]:
         return {"op": "add", "request_id": i["spec"].request_id}
     return i
 
-
-RunnerFactory = Callable[[EngineConfig], Runner]

@@ -49,6 +49,10 @@ class Runner(Protocol):
         """
         ...
 
+    def damaged_blocks(self) -> set[int]:
+        """Blocks that the last pass was writing when it failed; empty after a pass that succeeded. A step that is taken back may not trust them."""
+        ...
+
     def reset(self) -> None:
         """Forgets all KV contents."""
         ...

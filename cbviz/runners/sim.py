@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 from cbviz.config import ModelSpec
@@ -33,7 +34,7 @@ class SimRunner:
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         return RunnerOutput({c.request_id: [self.token(c.request_id, c.start + c.num_tokens)] for c in plan.chunks if c.sample})
 
-    def sync(self, tables: dict[str, list[int]], tokens: dict[str, list[int]]) -> int:
+    def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
         """Nothing is stored, so nothing has to be computed again: 0 blocks."""
         return 0
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from cbviz.config import ModelSpec
 from cbviz.messages import RunnerOutput, SchedulerOutput
+
+if TYPE_CHECKING:
+    from cbviz.model.tokenizer import Tokenizer
 
 
 class TapeError(RuntimeError):
@@ -16,7 +22,7 @@ class TapeRunner:
     name = "tape"
     simulated = True
 
-    def __init__(self, spec: ModelSpec, tokens: dict[str, list[int]], prompt_lens: dict[str, int], tokenizer: object | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, spec: ModelSpec, tokens: dict[str, list[int]], prompt_lens: dict[str, int], tokenizer: Tokenizer | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.spec = spec
         self.tokens = tokens
         self.prompt_lens = prompt_lens
@@ -37,7 +43,7 @@ class TapeRunner:
             out[c.request_id] = [tape[k]]
         return RunnerOutput(out)
 
-    def sync(self, tables: dict[str, list[int]], tokens: dict[str, list[int]]) -> int:
+    def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
         return 0
 
     def damaged_blocks(self) -> set[int]:

@@ -1,0 +1,556 @@
+"""A session: one live engine, its trace and a cursor. Plain Python; what a notebook, the explorer and the command line all call.
+
+Owns the run (steps, inputs, rewind, forks), the cursor and change callbacks. Knows no widget: whoever draws asks `state()` and
+listens with `on_change`. A runner is found by name and imported only when asked for, so a simulated run loads no torch.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from cbviz import cost as costs
+from cbviz import events as ev
+from cbviz import workload as workloads
+from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, check_names
+from cbviz.cost import calibrate, devices, models
+from cbviz.engine.engine import Engine
+from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord
+from cbviz.runners.base import Runner
+from cbviz.trace.schema import KEYFRAME_EVERY, Keyframe, TraceHeader
+from cbviz.trace.state import RequestState, State
+from cbviz.trace.trace import Cursor, Trace
+
+RUNNERS = ("torch", "sim", "tape")
+DEFAULT_MAX_TOKENS = 64
+
+Predicate = Callable[[StepRecord, State], bool]
+
+
+class Stuck(RuntimeError):
+    """Requests wait and nothing will ever change: names the request and what it would need."""
+
+
+class ReplayError(RuntimeError):
+    """A recorded step did not come out again. Names the step and what differs."""
+
+
+class Session:
+    """Steps a real engine one iteration at a time and keeps everything it did.
+
+    `workload`: a preset's name, a file of requests, a list of RequestSpec, or None for an empty start. `runner`: `torch` (a real
+    model), `sim` (made-up tokens, modelled time), or a Runner. `model`: what the runner runs (for `sim`: whose shape is priced).
+    Other keywords are fields of EngineConfig. Raises ConfigError, RequestError or ModelError with what to do.
+    """
+
+    def __init__(self, workload: str | Path | Sequence[RequestSpec] | None = "article", *, runner: str | Runner = "torch", model: str = "smollm2", seed: int = 0,
+                 autosave: str | Path | None = None, progress: Callable[..., None] | None = None, workload_params: dict[str, Any] | None = None, **config: Any) -> None:
+        asked = EngineConfig(**check_names({"seed": seed, **config}))
+        self.model = model
+        self.runner_name = runner if isinstance(runner, str) else getattr(runner, "name", type(runner).__name__)
+        self.workload_params = dict(workload_params or {})
+        loaded: Any = None
+        if runner == "torch":
+            loaded = _load_model(model, asked.device, progress)
+            spec: ModelSpec = loaded.spec()
+        elif runner == "sim":
+            spec = models.get(model)
+        elif isinstance(runner, str):
+            raise ConfigError(f"runner is {runner!r}, it must be one of {', '.join(RUNNERS[:2])} (a taped run: Session.from_tape)")
+        else:
+            spec = runner.spec
+        if asked.clock is None:
+            asked = asked.replace(clock="measured" if runner == "torch" else "modelled")
+        self.config, self.notes = asked.resolve(spec.max_context)
+        if runner == "torch":
+            from cbviz.runners.torch_runner import TorchRunner
+
+            self.runner: Runner = TorchRunner(loaded, self.config)
+        elif runner == "sim":
+            from cbviz.runners.sim import SimRunner
+
+            self.runner = SimRunner(spec, self.config.seed)
+        else:
+            assert not isinstance(runner, str)
+            self.runner = runner
+        self._start_config = self.config
+        self.workload_name = "" if workload is None else str(workload) if isinstance(workload, (str, Path)) else "requests"
+        if isinstance(workload, (str, Path)):
+            specs = workloads.build(workload, seed=seed, model_vocab=spec.vocab_size, tokenizer=self.tokenizer, **self.workload_params)
+        else:
+            specs = list(workload or ())
+        self.workload: list[RequestSpec] = specs
+        self.breakpoints: list[Predicate] = []
+        self.name = "main"
+        self.parent: Session | None = None
+        self.forked_at = 0
+        self.recomputed_blocks = 0
+        """KV blocks that the last rewind or fork had to compute again."""
+        self._listeners: list[Callable[[str], None]] = []
+        self._device = self._pick_device()
+        self.trace = Trace()
+        self._begin(autosave)
+
+    @classmethod
+    def from_tape(cls, trace: Trace, **changes: Any) -> Session:
+        """A what-if on recorded tokens: the requests and outputs of `trace` under another schedule. Needs no model; time is modelled."""
+        from cbviz.runners.tape import TapeRunner
+
+        end = trace.state()
+        spec = models.get(trace.header.model or "smollm2")
+        tokens = {r.request_id: r.output_token_ids for r in end.by_index}
+        runner = TapeRunner(spec, tokens, {r.request_id: r.num_prompt_tokens for r in end.by_index})
+        specs = [_with_output_len(s, len(tokens[s.request_id])) for s in trace.specs.values() if tokens.get(s.request_id)]
+        first = EngineConfig(**{k: v for k, v in trace.header.config.items() if k in CONFIG_FIELDS})
+        return cls(specs, runner=runner, model=trace.header.model or "smollm2", **first.changed(clock="modelled", **changes).to_dict())
+
+    @classmethod
+    def from_trace(cls, trace: Trace, *, runner: str | Runner | None = None, progress: Callable[..., None] | None = None, autosave: str | Path | None = None) -> Session:
+        """A live session that stands where `trace` ends: its inputs, plans, tokens and times are applied again without asking the model,
+        then only the KV blocks still needed are computed. Raises ReplayError where a recorded step does not come out again."""
+        h = trace.header
+        config = {k: v for k, v in h.config.items() if k in CONFIG_FIELDS and k != "seed"}
+        known = set(trace.specs)
+        s = cls(h.workload if h.workload and h.workload != "requests" else [x for x in trace.specs.values() if x.request_id in known], runner=runner or h.runner, model=h.model,
+                seed=h.config.get("seed", 0), progress=progress, **config)
+        s._replay(trace.records)
+        s._sync()
+        if autosave is not None:
+            s.trace.autosave(autosave)
+        return s
+
+    # what there is ------------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, or None where tokens stand for no text."""
+        return self.runner.tokenizer
+
+    @property
+    def request_ids(self) -> list[str]:
+        """All requests ever added, those still to arrive included."""
+        seen = dict.fromkeys(r.request_id for r in self.trace.state().by_index)
+        seen.update(dict.fromkeys(i["spec"].request_id for i in self.engine.inputs if i["op"] == "add"))
+        seen.update(dict.fromkeys(self.engine.pending_ids))
+        return list(seen)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do (requests may still be added)."""
+        return not self.engine.has_work or bool(self.engine.stuck)
+
+    def state(self) -> State:
+        """What is drawn: the state at the cursor. Read only."""
+        return self.trace.state(self.cursor)
+
+    def request(self, request_id: str) -> RequestState:
+        """The request at the cursor: status, output_token_ids, block_ids, ... Raises KeyError naming it."""
+        return self.state().request(request_id)
+
+    def text(self, request_id: str) -> str:
+        """The request's output in words; '' where tokens stand for no text."""
+        return "".join(self.request(request_id).output_texts)
+
+    def digest(self) -> str:
+        """sha256 of the control plane now, times excluded."""
+        return self.engine.digest()
+
+    def on_change(self, f: Callable[[str], None]) -> Callable[[], None]:
+        """Calls `f(what)` after each change; `what` is step, seek, reset, config, request or branch. Returns a function that stops it."""
+        self._listeners.append(f)
+        return lambda: self._listeners.remove(f) if f in self._listeners else None
+
+    def _changed(self, what: str) -> None:
+        for f in list(self._listeners):
+            f(what)
+
+    # running ------------------------------------------------------------------------------------------------------------
+
+    def step(self, n: int = 1) -> StepRecord | None:
+        """Runs `n` iterations and shows the last. None if nothing was left to do. An error leaves the engine as it was before the step."""
+        if n < 1:
+            raise ConfigError(f"n is {n}, the least is 1")
+        record = None
+        for _ in range(n):
+            now = self._step()
+            if now is None:
+                break
+            record = now
+        if record is not None:
+            self.cursor = self.trace.last
+            self._changed("step")
+        return record
+
+    def _step(self) -> StepRecord | None:
+        record = self.engine.step()
+        if record is not None:
+            self._keep(record)
+        return record
+
+    def _keep(self, record: StepRecord) -> None:
+        tokenizer = self.tokenizer
+        if tokenizer is not None:
+            record.texts = self._texts_of(record, tokenizer)
+        self.config = self.engine.config
+        self.trace.append(record)
+        if record.step % KEYFRAME_EVERY == 0:
+            self.trace.add_keyframe(Keyframe(record.step, self.engine.digest(), self.engine.snapshot()))
+
+    def _texts_of(self, record: StepRecord, tokenizer: Any) -> dict[str, list[str]]:
+        texts: dict[str, list[str]] = {}
+        for e in record.events:
+            if isinstance(e, ev.Sampled):
+                stream = self._streams.get(e.request_id)
+                if stream is None:
+                    stream = self._streams[e.request_id] = tokenizer.detokenizer(skip_special_tokens=True)
+                texts[e.request_id] = [stream.push(t) for t in e.token_ids]
+            elif isinstance(e, ev.Finished):
+                stream = self._streams.pop(e.request_id, None)
+                if stream is not None and (rest := stream.flush()) and texts.get(e.request_id):
+                    texts[e.request_id][-1] += rest
+        return texts
+
+    def run(self, until: Predicate | None = None, max_steps: int | None = None, progress: Callable[[StepRecord], None] | None = None) -> StepRecord | None:
+        """Steps until `until(record, state)` holds (see `on`), a breakpoint does, `max_steps` are done, or nothing is left.
+
+        Raises Stuck if requests wait that can never be admitted.
+        """
+        record = None
+        done = 0
+        while max_steps is None or done < max_steps:
+            now = self._step()
+            if now is None:
+                break
+            record, done = now, done + 1
+            if progress is not None:
+                progress(record)
+            if self.engine.stuck:
+                self.cursor = self.trace.last
+                self._changed("step")
+                raise Stuck(self.engine.stuck)
+            if (until is not None and until(record, self.trace.state())) or any(b(record, self.trace.state()) for b in self.breakpoints):
+                break
+        self.cursor = self.trace.last
+        if record is not None:
+            self._changed("step")
+        return record
+
+    # inputs -------------------------------------------------------------------------------------------------------------
+
+    def add(self, prompt: str | Sequence[int], *, max_tokens: int | None = None, chat: bool = False, priority: int = 0, ignore_eos: bool = False, sampling: Sampling | None = None,
+            deadline_s: float | None = None, request_id: str | None = None) -> str:
+        """A request that joins the next step. `prompt`: text (`chat`: put through the model's chat template) or token ids.
+
+        `max_tokens` None: 64, or what still fits. Returns the request's id. Raises RequestError naming the field and the limit.
+        """
+        text = prompt if isinstance(prompt, str) else None
+        if text is not None:
+            if not text.strip():
+                raise RequestError("the prompt is empty: type some text")
+            ids = self._encode(text, chat)
+        else:
+            ids = [self._token_id(t) for t in prompt]
+        if not ids:
+            raise RequestError("the prompt is empty; it needs at least 1 token")
+        limit = min(self.config.max_model_len or 0, self.config.pool_tokens)
+        if max_tokens is None:
+            max_tokens = max(1, min(DEFAULT_MAX_TOKENS, limit - len(ids)))
+        elif isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
+            raise RequestError(f"max_tokens must be a whole number, got {max_tokens!r}")
+        sampling = sampling or Sampling()
+        if ignore_eos:
+            sampling = msgspec.structs.replace(sampling, ignore_eos=True)
+        rid = request_id or self._next_id()
+        self.engine.add(RequestSpec(rid, tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text, deadline_s=deadline_s))
+        self._changed("request")
+        return rid
+
+    def _token_id(self, t: Any) -> int:
+        if isinstance(t, bool) or not isinstance(t, int):
+            raise RequestError(f"a prompt is text or a list of token ids, got {t!r} among the ids")
+        return t
+
+    def _encode(self, text: str, chat: bool) -> list[int]:
+        tokenizer = self.tokenizer
+        if tokenizer is not None:
+            return list(tokenizer.chat(text) if chat else tokenizer.encode(text))
+        vocab = self.runner.spec.vocab_size
+        return [256 + crc32(word.encode()) % max(1, vocab - 256) for word in text.split()]
+
+    def _next_id(self) -> str:
+        used = set(self.request_ids)
+        n = len(used)
+        while f"r{n}" in used:
+            n += 1
+        return f"r{n}"
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request just before the next step, in whatever state it is. Raises KeyError if there is none of that id."""
+        if request_id not in self.request_ids:
+            raise KeyError(f"no request {request_id!r}")
+        self.engine.abort(request_id)
+        self._changed("request")
+
+    def configure(self, **changes: Any) -> None:
+        """Changes knobs of the running engine; they hold from the next step's admission on. Raises ConfigError."""
+        self.engine.configure(**changes)
+        self._changed("config")
+
+    # time ---------------------------------------------------------------------------------------------------------------
+
+    def seek(self, step: int, event: int | None = None) -> None:
+        """Moves the cursor: only what is shown changes. `event`: stop inside step `step`, after its first events. Raises IndexError."""
+        at = Cursor(step, event)
+        self.trace.state(at)
+        self.cursor = at
+        self._changed("seek")
+
+    def back(self) -> None:
+        """Shows the recorded step before."""
+        self.seek(max(0, self.cursor.step - (0 if self.cursor.event is not None else 1)))
+
+    def rewind(self, step: int) -> None:
+        """Makes the live engine what it was after `step` steps, and forgets what came later. Raises IndexError, ReplayError."""
+        if not 0 <= step <= len(self.trace):
+            raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
+        records = self.trace.records
+        frame = max((k for k in self.trace.digests if k <= step), default=0)
+        specs = self._specs()
+        self.engine.restore(self.trace.digests[frame].state if frame else self._origin, specs, sync=False)
+        kept = self.trace
+        self._replay(records[frame:step], into=None)
+        self.trace = kept
+        self.trace.truncate(step)
+        self._sync()
+        self._restream()
+        self.config = self.engine.config
+        self.cursor = self.trace.last
+        self._changed("reset")
+
+    def fork(self, at: int | None = None, *, name: str | None = None, **changes: Any) -> Session:
+        """A branch from after step `at` (default: the cursor) with other config fields. The parent goes on unchanged and shares its records.
+
+        Fields that hold from the start (pool size, block size) need `at=0`. Raises ConfigError, IndexError.
+        """
+        step = self.cursor.step if at is None else at
+        if not 0 <= step <= len(self.trace):
+            raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
+        check_names(changes)
+        fixed = [f for f in changes if not CONFIG_FIELDS[f].metadata["live"] and changes[f] != getattr(self.config, f)]
+        if fixed and step:
+            raise ConfigError(f"{', '.join(fixed)} can't change in the middle of a run: fork at step 0 with it")
+        new: Session = object.__new__(Session)
+        new.__dict__.update(self.__dict__)
+        new._listeners, new.breakpoints = [], []
+        new.parent, new.forked_at, new.name = self, step, name or f"{self.name}/{', '.join(f'{k}={v}' for k, v in changes.items()) or 'fork'}"
+        new.notes = []
+        base = self._start_config
+        if step == 0:
+            if ("num_blocks" in changes or "block_size" in changes) and "max_model_len" not in changes:
+                changes = {"max_model_len": None, "max_num_batched_tokens": base.max_num_batched_tokens if base.chunked else None, **changes}
+            base, new.notes = base.changed(**changes).resolve(self.runner.spec.max_context)
+        new.config = new._start_config = base
+        new.runner = self._clone_runner(base)
+        new._begin(None)
+        if step:
+            new._replay(self.trace.records[:step])
+            new._sync()
+            if changes:
+                new.engine.configure(**changes)
+        return new
+
+    def reset(self) -> None:
+        """Starts again with the same workload and the config of the start."""
+        self.trace.close()
+        self.runner.reset()
+        self.config = self._start_config
+        self._begin(self._autosave)
+        self._changed("reset")
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the trace (`.jsonl`, `.jsonl.gz`)."""
+        return self.trace.save(path)
+
+    def close(self) -> None:
+        self.trace.close()
+
+    # inside -------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, autosave: str | Path | None) -> None:
+        self.engine = Engine(self.config, self.runner, costs.make(self.config.cost, self.runner.spec, self._device))
+        self.engine.enqueue(self.workload)
+        self._origin = self.engine.snapshot()
+        self._streams: dict[str, Any] = {}
+        self._autosave = autosave
+        self.trace = Trace(self._header())
+        self.cursor = Cursor(0)
+        if autosave is not None:
+            self.trace.autosave(autosave)
+
+    def _pick_device(self) -> DeviceSpec:
+        """Whose peaks the steps are held against: this machine's measured ones under a measured clock, else the modelled device's."""
+        if self.config.clock == "measured":
+            return calibrate.load() or calibrate.measure()
+        return devices.get(self.config.modelled_device)
+
+    def _header(self) -> TraceHeader:
+        spec, d = self.runner.spec, self._device
+        names = ["schedule", "blocks", "tokens", "reasons", "accounting", "time", "cost", "queue"]
+        missing: dict[str, str] = {}
+        if self.tokenizer is not None:
+            names.append("texts")
+        else:
+            missing["texts"] = "this runner's tokens are made up: they stand for no words"
+        if self.runner_name == "torch":
+            names.append("gaps")
+        else:
+            missing["gaps"] = "no logits were computed"
+        full = models.complete(spec)
+        return TraceHeader(
+            capabilities=names, config=self.config.to_dict(), model=self.model, runner=self.runner_name, clock=self.config.clock or "modelled",
+            device="this machine's CPU" if d.measured else d.name, workload=self.workload_name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            block_size=self.config.block_size, num_blocks=self.config.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
+            weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)
+
+    def _specs(self) -> dict[str, RequestSpec]:
+        return {**{s.request_id: s for s in self.workload}, **self.trace.specs}
+
+    def _clone_runner(self, config: EngineConfig) -> Runner:
+        if self.runner_name == "torch":
+            from cbviz.runners.torch_runner import TorchRunner
+
+            return TorchRunner(self.runner.model, config)  # type: ignore[attr-defined]
+        if self.runner_name == "sim":
+            from cbviz.runners.sim import SimRunner
+
+            return SimRunner(self.runner.spec, config.seed)
+        return self.runner
+
+    def _replay(self, records: Iterable[StepRecord], into: str | None = "trace") -> None:
+        """Applies recorded steps again: their inputs, tokens and times, without asking the model or the clock. Leaves the KV to `_sync`."""
+        engine = self.engine
+        real, replayer = engine.runner, _Replayer(engine.runner)
+        engine.runner = replayer
+        try:
+            for record in records:
+                replayer.record = record
+                specs = {s.request_id: s for s in record.arrivals}
+                for i in record.inputs:
+                    if i["op"] == "add":
+                        engine.add(specs[i["request_id"]])
+                    elif i["op"] == "abort":
+                        engine.abort(i["request_id"])
+                    else:
+                        engine.configure(**i["changes"])
+                again = engine.step()
+                if again is None or again.chunks != record.chunks or again.events != record.events:
+                    raise ReplayError(f"step {record.step} did not come out again: a policy or the code has changed since it was recorded")
+                again.measured_s, again.texts, again.logprobs, again.gaps, again.counted, again.schedule_s = (
+                    record.measured_s, record.texts, record.logprobs, record.gaps, record.counted, record.schedule_s)
+                if into is not None:
+                    self.trace.append(record)
+                    if record.step % KEYFRAME_EVERY == 0:
+                        self.trace.add_keyframe(Keyframe(record.step, engine.digest(), engine.snapshot()))
+        finally:
+            engine.runner = real
+        self.config = engine.config
+        self.cursor = self.trace.last
+        self._restream()
+
+    def _restream(self) -> None:
+        """Detokenisers of unfinished requests, brought to where the trace ends."""
+        self._streams = {}
+        if self.tokenizer is None:
+            return
+        for r in self.trace.state().by_index:
+            if not r.finished and r.output_token_ids:
+                stream = self._streams[r.request_id] = self.tokenizer.detokenizer(skip_special_tokens=True)
+                for t in r.output_token_ids:
+                    stream.push(t)
+
+    def _sync(self) -> None:
+        self.recomputed_blocks = self.engine.sync()
+
+
+class _Replayer:
+    """Gives back what a record holds."""
+
+    simulated = False
+
+    def __init__(self, real: Runner) -> None:
+        self.spec = real.spec
+        self.tokenizer = real.tokenizer
+        self.eos_token_ids = real.eos_token_ids
+        self.record: StepRecord | None = None
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        assert self.record is not None
+        tokens = {e.request_id: list(e.token_ids) for e in self.record.events if isinstance(e, ev.Sampled)}
+        return RunnerOutput(tokens, measured_s=self.record.measured_s)
+
+    def sync(self, tables: Any, tokens: Any) -> int:
+        return 0
+
+    def damaged_blocks(self) -> set[int]:
+        return set()
+
+    def reset(self) -> None:
+        return
+
+
+_EVENTS: dict[str, type[ev.Event]] = {
+    "preempted": ev.Preempted, "evicted": ev.Evicted, "finished": ev.Finished, "admitted": ev.Admitted, "refused": ev.Refused, "waits": ev.NotAdmitted,
+    "prefix miss": ev.PrefixMiss, "prefix hit": ev.PrefixHit, "arrived": ev.Arrived, "skipped": ev.Skipped,
+}
+
+
+def on(event: str | None = None, *, request: str | None = None, kv_above: float | None = None) -> Predicate:
+    """A condition for `Session.run(until=...)` and breakpoints: an event by name, of one request or any; or KV usage above a share (0..1).
+
+    Raises ConfigError for an unknown event, naming the known ones.
+    """
+    if event is None and kv_above is None and request is None:
+        raise ConfigError(f"on() needs an event ({', '.join(_EVENTS)}), request=, or kv_above=")
+    if event is not None and event not in _EVENTS:
+        raise ConfigError(f"event is {event!r}, it must be one of {', '.join(_EVENTS)}")
+    kinds = (_EVENTS[event],) if event is not None else tuple(_EVENTS.values())
+
+    def holds(record: StepRecord, state: State) -> bool:
+        if kv_above is not None:
+            usable = state.num_blocks - 1
+            return usable > 0 and 1 - state.num_free_blocks / usable > kv_above
+        return any(isinstance(e, kinds) and (request is None or getattr(e, "request_id", None) == request) and _counts(e) for e in record.events)
+
+    return holds
+
+
+def _counts(e: ev.Event) -> bool:
+    """A prefix that stopped only because the prompt ended is no miss."""
+    return not (isinstance(e, ev.PrefixMiss) and e.cause in ("partial", "last-token"))
+
+
+_LOADED: dict[tuple[str, str], Any] = {}
+"""Models loaded in this process, so that sessions and forks share one copy of the weights."""
+
+
+def _load_model(model: str, device: str, progress: Callable[..., None] | None) -> Any:
+    from cbviz.model import loader
+    from cbviz.runners import torch_runner
+
+    key = (model, device)
+    if key not in _LOADED:
+        _LOADED[key] = loader.load(model, device=torch_runner.pick_device(device), progress=progress)
+    return _LOADED[key]
+
+
+def _with_output_len(spec: RequestSpec, n: int) -> RequestSpec:
+    return msgspec.structs.replace(spec, max_tokens=max(n, spec.max_tokens), output_len=n)
