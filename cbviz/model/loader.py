@@ -35,7 +35,7 @@ _ALIGN = 4096
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[str], Array]
-"""The float32 tensor of a Hugging Face name below `model.`; KeyError-free: raises ModelError if absent."""
+"""The float32 tensor of a Hugging Face name below `model.`. Raises ModelError if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,9 @@ def _open_gguf(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer |
         raise ModelError(f"{path} has no tensor 'token_embd.weight'")
     config = DecoderConfig.from_gguf(f.metadata, tied="output.weight" not in f, vocab_size=f.shape("token_embd.weight")[0])
     tokenizer = Tokenizer.from_gguf(f.metadata)
-    names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-             "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+             "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+             "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
              "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 
     def gguf_name(name: str) -> str:

@@ -31,7 +31,8 @@ class Tokenizer:
     `bos_token`, `eos_token`: as text, for the template. `eos_token_ids`: every id that ends a sequence.
     """
 
-    def __init__(self, core: _Tokenizer, *, eos_token_ids: Sequence[int], bos_token: str = "", eos_token: str = "", chat_template: str | None = None, add_bos: bool = False) -> None:
+    def __init__(self, core: _Tokenizer, *, eos_token_ids: Sequence[int], bos_token: str = "", eos_token: str = "", chat_template: str | None = None,
+                 add_bos: bool = False) -> None:
         self._core = core
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token = bos_token
@@ -108,7 +109,8 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_settings.json`, which `Tokenizer.load` reads back."""
         self._core.save(str(folder / "tokenizer.json"), pretty=False)
-        settings = {"eos_token_ids": self.eos_token_ids, "bos_token": self.bos_token, "eos_token": self.eos_token, "chat_template": self.chat_template, "add_bos": self._bos_id is not None}
+        settings = {"eos_token_ids": self.eos_token_ids, "bos_token": self.bos_token, "eos_token": self.eos_token, "chat_template": self.chat_template,
+                    "add_bos": self._bos_id is not None}
         (folder / "tokenizer_settings.json").write_text(json.dumps(settings, ensure_ascii=False), "utf-8")
 
     @classmethod

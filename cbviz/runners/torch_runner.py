@@ -39,7 +39,7 @@ class TorchRunner:
         if config.precision != "exact":
             raise ConfigError(f"precision is {config.precision!r}; this version computes in 'exact' (float32) only")
         self.config = config
-        self.device = _device(config.device)
+        self.device = pick_device(config.device)
         self.num_threads = threads.use_available_cpus()
         self.model = model if isinstance(model, LoadedModel) else load(model, device=self.device, progress=progress)
         self.ops = ops.pick(config.kernels, self.device)
@@ -47,6 +47,7 @@ class TorchRunner:
         c = self.model.config
         self.kv = KVStore(c.num_layers, config.num_blocks, c.num_kv_heads, config.block_size, c.head_dim, self.device)
         self._spec = self.model.spec()
+        self._writing: set[int] = set()
 
     @property
     def spec(self) -> ModelSpec:
@@ -74,12 +75,14 @@ class TorchRunner:
         if not plan.chunks and not plan.num_padding_tokens:
             return RunnerOutput({}, measured_s=time.perf_counter() - t0, logprobs={}, gaps={}, counted={"flops": 0.0, "weight_bytes": 0.0, "kv_bytes": 0.0})
         blocks, offsets, hashes = self._contents(plan.chunks)
+        self._writing = set(blocks)
         self.kv.clear(blocks, offsets)
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
         seeds = (self.config.seed if c.sampling.seed is None else c.sampling.seed for c in sampling)
         results = sample(logits, [Draw(c.sampling, seed, c.request_id, c.start + c.num_tokens) for c, seed in zip(sampling, seeds, strict=True)])
         self.kv.record(blocks, offsets, hashes)
+        self._writing = set()
         ids = [c.request_id for c in sampling]
         return RunnerOutput(
             {i: [r.token_id] for i, r in zip(ids, results, strict=True)},
@@ -109,8 +112,13 @@ class TorchRunner:
             recomputed.update(table[b] for b in stale)
         return len(recomputed)
 
+    def damaged_blocks(self) -> set[int]:
+        """Blocks that a pass which failed was writing: their contents can't be trusted."""
+        return self._writing
+
     def reset(self) -> None:
         self.kv.reset()
+        self._writing = set()
 
     def _holds(self, block_id: int, wanted: np.ndarray) -> bool:
         return bool((self.kv.ledger[block_id, :len(wanted)] == wanted).all())
@@ -198,7 +206,8 @@ class TorchRunner:
         """One pass over parts (token ids, first position, block table); padding is token 0 at position 0, computed and not kept."""
         token_ids = [t for ids, _, _ in parts for t in ids] + [0] * num_padding
         positions = [p for ids, start, _ in parts for p in range(start, start + len(ids))] + [0] * num_padding
-        batch = Batch.build([table for _, _, table in parts], [len(ids) for ids, _, _ in parts], [start + len(ids) for ids, start, _ in parts], kv.block_size, num_padding, self.device)
+        lens = [len(ids) for ids, _, _ in parts]
+        batch = Batch.build([table for _, _, table in parts], lens, [start + n for (_, start, _), n in zip(parts, lens, strict=True)], kv.block_size, num_padding, self.device)
         as_tensor = (torch.tensor(x, dtype=torch.int64, device=self.device) for x in (token_ids, positions, sample_rows))
         return self.decoder.forward(next(as_tensor), next(as_tensor), batch, kv, next(as_tensor))
 
@@ -227,7 +236,8 @@ def _pairs(length: int, window: int) -> int:
     return full * (full + 1) // 2 + (length - full) * window
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The torch device that EngineConfig.device means. Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

