@@ -32,7 +32,8 @@ class Discipline:
     """`batch-empty`: nothing is admitted until every request of the last batch has ended (static batching)."""
     reserve: Literal["on-demand", "max-tokens", "guaranteed", "estimate"] = "on-demand"
     """Which blocks a request takes at admission: those it needs now; all of prompt + max_tokens at once; none ahead, but it
-    is admitted only if everybody's prompt + max_tokens still fits (TensorRT-LLM); or only if an estimate fits (SGLang)."""
+    is admitted only if everybody's prompt + max_tokens still fits (TensorRT-LLM); or only if everybody's rest fits when each is
+    expected to use a share of its max_tokens (SGLang's new-token ratio)."""
     hold_seat: bool = False
     """A finished request keeps its seat until the whole batch has ended."""
     pad: bool = False
@@ -67,6 +68,13 @@ DISCIPLINES: dict[str, Discipline] = {
                    "Sarathi-Serve, OSDI 2024", mix="decode-first"),
         Discipline("vllm", "vLLM v1", "Step for step what vLLM's v1 scheduler does: running requests in order, then admissions, one budget.",
                    "vLLM 0.32, v1/core/sched/scheduler.py", mix="running-first", reserve_full_isl=True),
+        Discipline("no-evict", "TensorRT-LLM no-evict", "A request is admitted only if everybody's prompt + max_tokens still fits, so nobody is ever preempted; blocks are taken on demand.",
+                   "TensorRT-LLM, capacity scheduler policy GUARANTEED_NO_EVICT", reserve="guaranteed", mix="running-first", chunked=False),
+        Discipline("max-util", "TensorRT-LLM max-util", "Admits whoever fits right now, with nothing kept back for growth; when blocks run out the last started is paused and recomputed.",
+                   "TensorRT-LLM, capacity scheduler policy MAX_UTILIZATION", mix="running-first", chunked=False, victim="last"),
+        Discipline("retract", "SGLang retract", "Admits by an estimate: each running request is expected to use a share of its max_tokens, a share that decays step by step and jumps up when "
+                   "requests had to be retracted; prefill goes before decode.",
+                   "SGLang, managers/scheduler.py and schedule_policy.py (new_token_ratio, retract_decode)", reserve="estimate", mix="prefill-first", victim="fewest-outputs"),
     )
 }
 
@@ -147,7 +155,13 @@ class EngineConfig:
     scheduler_reserve_full_isl: bool | None = knob(None, "Admit only if all known tokens fit now. Empty: as the discipline says.")
     watermark: float = knob(0.0, "Share of the pool that an admission must leave free.", min=0.0, max=0.9)
     sliding_window: int = knob(0, "Attention window; 0: full attention.", min=0, max=10_000_000, unit="tokens", live=False)
-    victim: str | None = knob(None, "Who is preempted when the pool is full. Empty: as the discipline and policy say.")
+    victim: str | None = knob(None, "Who is preempted when the pool is full. Empty: as the discipline and policy say.",
+                              choices=("policy", "last", "lowest-priority", "least-work-lost", "fewest-outputs"))
+    timeout_s: float = knob(0.0, "A request still unfinished this long after its arrival is ended; 0: never.", min=0.0, max=1e9, unit="s")
+    shed_after_s: float = knob(0.0, "Load shedding: a request that has waited this long without ever running is dropped; 0: never.", min=0.0, max=1e9, unit="s")
+    max_waiting_requests: int = knob(0, "Queue limit: a request that arrives while this many wait is refused; 0: no limit.", min=0, max=10_000_000, unit="requests")
+    max_waiting_tokens: int = knob(0, "Queue limit: a request whose prompt would take the waiting prompts over this is refused; 0: no limit.", min=0, max=1_000_000_000, unit="tokens")
+    degrade_above: float = knob(0.0, "Above this share of the pool in use, batch-class requests (priority > 0) are demoted to static batches and let others pass; 0: off.", min=0.0, max=1.0)
     clock: str | None = knob(None, "Where a step's duration comes from. Empty: measured for a real model, else modelled.", choices=("measured", "modelled"))
     cost: str = knob("roofline", "Cost model of the modelled clock.", choices=("roofline", "article", "article-shared"))
     modelled_device: str = knob("NVIDIA H100 SXM", "Device whose time the modelled clock tells.")

@@ -25,6 +25,17 @@ class Arrived(Event):
     priority: int = 0
 
 
+class Starving(Event):
+    """A waiting request was overtaken again and again: `num_overtaken` later arrivals were admitted in its `num_waiting_steps` steps of
+    waiting. `need` and `have`: the free blocks that its admission would take now, and those there are. Written when the count doubles."""
+
+    request_id: str
+    num_overtaken: int
+    num_waiting_steps: int
+    need: int
+    have: int
+
+
 class Refused(Event):
     """A request never entered the queue. `reason` is a sentence with the figures."""
 
@@ -51,8 +62,9 @@ class NotAdmitted(Event):
 
     `reason`: `seats` (all taken: need 1, have 0), `blocks` (need / have free blocks), `budget` (need / have tokens of the step),
     `batch` (static: the last batch has not ended; have = requests still running), `preempted` (nobody is admitted in a step that
-    preempted), `decode-step`, `watermark`, `reserve` (the reservation does not fit), `policy` (the policy said no).
-    Requests behind the head wait for the head.
+    preempted), `watermark`, `reserve` (the reservation does not fit: orca and static), `guarantee` (everybody's prompt + max_tokens would
+    not fit: no-evict), `estimate` (the expected rest of all would not fit: retract), `degraded` (batch class, demoted: it starts when no
+    other batch-class request runs), `policy` (the policy said no). Requests behind the head wait for the head.
     """
 
     request_id: str
@@ -193,7 +205,8 @@ class Sampled(Event):
 
 
 class Finished(Event):
-    """`reason`: `length` (max_tokens), `stop` (end of sequence or a stop id, in `stop_id`), `max_model_len`, `abort`, `timeout`, `shed`."""
+    """`reason`: `length` (max_tokens), `stop` (end of sequence or a stop id, in `stop_id`), `max_model_len`, `abort`, `timeout` (timeout_s after
+    its arrival), `deadline` (deadline_s passed), `shed` (waited shed_after_s without ever running)."""
 
     request_id: str
     reason: str
@@ -221,6 +234,6 @@ class Freed(Event):
 
 
 AnyEvent = (
-    Arrived | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
+    Arrived | Starving | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
     | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Finished | SeatHeld | SeatsFreed | Freed
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 from cbviz.config import ConfigError
 from cbviz.core.request import Request, RequestView
@@ -39,6 +40,10 @@ class Policy:
     def rank(self, r: RequestView, now: float) -> Any:
         """Lowest first. Any values that compare with each other."""
         return 0
+
+    def rank_all(self, rs: list[RequestView], now: float) -> list[Any]:
+        """Ranks of the whole waiting queue, for orders that depend on the others. Default: one by one."""
+        return [self.rank(r, now) for r in rs]
 
     def admit(self, r: RequestView, now: float) -> bool:
         """False: the head of the queue may not be admitted in this step."""
@@ -70,7 +75,112 @@ class Sjf(Policy):
         return r.num_remaining
 
 
-POLICIES: dict[str, Policy] = {p.name: p for p in (Fcfs(), Priority(), Sjf())}
+class Srpt(Policy):
+    name = "srpt"
+    title = "Shortest remaining time first"
+    summary = "Fewest output tokens still to come first, also when somebody must be preempted."
+    static = False
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        end = r.output_len if r.output_len is not None else r.max_tokens
+        return end - r.num_output_tokens
+
+
+class SjfPredicted(Policy):
+    """Shortest job first on a prediction that is right on average: the true length (or max_tokens) times 2^e, e in -1..1 drawn from the request's id."""
+
+    name = "sjf-predicted"
+    title = "Shortest job first, predicted lengths"
+    summary = "As sjf with the output length guessed: off by a factor of up to 2 either way."
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        end = r.output_len if r.output_len is not None else r.max_tokens
+        return r.num_prompt_tokens + end * 2 ** (crc32(r.request_id.encode()) % 2001 / 1000 - 1)
+
+
+class SjfWrong(Policy):
+    name = "sjf-wrong"
+    title = "Shortest job first, wrong lengths"
+    summary = "As sjf with predictions turned round: the longest output is taken for the shortest. What a bad predictor costs."
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        return -(r.output_len if r.output_len is not None else r.max_tokens)
+
+
+class Ageing(Policy):
+    """Priority with ageing: each AGE_STEPS steps of waiting are worth one priority level, so nobody starves."""
+
+    name = "ageing"
+    title = "Priority with ageing"
+    summary = "Smaller priority number first, but every 25 steps of waiting count as one level."
+    static = False
+    AGE_STEPS = 25
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        return r.priority - r.num_waiting_steps / self.AGE_STEPS
+
+
+class Deadline(Policy):
+    """Earliest deadline first (Liu and Layland 1973). Requests without a deadline go last."""
+
+    name = "deadline"
+    title = "Earliest deadline first"
+    summary = "The earliest deadline_s first; requests without one go last."
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        return r.deadline_s if r.deadline_s is not None else float("inf")
+
+
+class LongestPrefix(Policy):
+    """Longest prefix match (SGLang's `lpm`, RadixAttention paper): who finds most of its prompt in the cache goes first."""
+
+    name = "lpm"
+    title = "Longest prefix match"
+    summary = "Whoever finds most of its tokens in the prefix cache goes first."
+    static = False
+    victim = "last"
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        return -len(r.prefix_block_ids)
+
+
+class DfsWeight(Policy):
+    """SGLang's `dfs-weight`: the tree of cached prefixes is walked depth first, heavier branches (more waiting requests) before lighter ones,
+    so that requests under one branch are served together."""
+
+    name = "dfs-weight"
+    title = "Prefix tree, heaviest branch first"
+    summary = "Walks the tree of cached prefixes depth first, the branch with most waiting requests first."
+    static = False
+    victim = "last"
+
+    def rank_all(self, rs: list[RequestView], now: float) -> list[Any]:
+        paths = [r.prefix_block_ids for r in rs]
+        weight: dict[tuple[int, ...], int] = {}
+        for p in paths:
+            for i in range(1, len(p) + 1):
+                weight[p[:i]] = weight.get(p[:i], 0) + 1
+        return [tuple((-weight[p[:i]], p[i - 1]) for i in range(1, len(p) + 1)) + ((0, 0),) for p in paths]
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        return self.rank_all([r], now)[0]
+
+
+class FairShare(Policy):
+    """Fair share by session: the session that has been served fewest tokens goes first (Virtual Token Counter, OSDI 2024, without weights)."""
+
+    name = "fair"
+    title = "Fair share by session"
+    summary = "The session served the fewest tokens so far goes first."
+    static = False
+
+    def rank(self, r: RequestView, now: float) -> Any:
+        return r.session_served_tokens
+
+
+POLICIES: dict[str, Policy] = {
+    p.name: p for p in (Fcfs(), Priority(), Ageing(), Sjf(), Srpt(), SjfPredicted(), SjfWrong(), Deadline(), LongestPrefix(), DfsWeight(), FairShare())
+}
 
 VICTIMS: dict[str, str] = {
     "policy": "as the policy ranks: the highest rank; with fcfs the last of the running queue",
@@ -142,6 +252,23 @@ def rank_of(p: Policy, r: Request, now: float) -> Any:
         rank = p.rank(r.view, now)
     except Exception as e:
         raise PolicyError(f"policy {p.name} failed on request {r.request_id}: {type(e).__name__}: {e}") from e
+    return _checked(p, r, rank)
+
+
+def ranks_of(p: Policy, rs: list[Request], now: float) -> list[Any]:
+    """The ranks of a whole queue, checked. Raises PolicyError naming policy and request."""
+    if type(p).rank_all is Policy.rank_all:
+        return [rank_of(p, r, now) for r in rs]
+    try:
+        ranks = p.rank_all([r.view for r in rs], now)
+    except Exception as e:
+        raise PolicyError(f"policy {p.name} failed on the queue of {len(rs)} requests: {type(e).__name__}: {e}") from e
+    if len(ranks) != len(rs):
+        raise PolicyError(f"policy {p.name} gave {len(ranks)} ranks for {len(rs)} requests")
+    return [_checked(p, r, rank) for r, rank in zip(rs, ranks, strict=True)]
+
+
+def _checked(p: Policy, r: Request, rank: Any) -> Any:
     if rank is None or rank != rank:
         raise PolicyError(f"policy {p.name} ranked request {r.request_id} {rank!r}: return something that can be ordered")
     return rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Protocol
 
 from cbviz.messages import RequestSpec
 
@@ -26,9 +27,9 @@ class Request:
                                                 ^ num_computed_tokens
     """
 
-    __slots__ = ("arrival_s", "block_hashes", "block_ids", "draft_token_ids", "finish_reason", "last_wait", "max_computed", "max_tokens", "num_cached_blocks", "num_cached_tokens",
-                 "num_computed_tokens", "num_null_blocks", "num_preemptions", "num_prompt_tokens", "output_end", "priority", "queued_step", "rank", "request_id", "sampling", "seat_held", "seq",
-                 "spec", "status", "stop_ids", "token_ids", "view")
+    __slots__ = ("arrival_s", "block_hashes", "block_ids", "draft_token_ids", "finish_reason", "last_wait", "max_computed", "max_tokens", "num_cached_blocks",
+                 "num_cached_tokens", "num_computed_tokens", "num_null_blocks", "num_overtaken", "num_preemptions", "num_prompt_tokens", "output_end", "priority", "queued_step",
+                 "rank", "request_id", "sampling", "seat_held", "seq", "spec", "status", "stop_ids", "surroundings", "token_ids", "view")
 
     def __init__(self, spec: RequestSpec, seq: int, stop_ids: frozenset[int], step: int = 0, use_output_len: bool = False) -> None:
         self.spec = spec
@@ -65,6 +66,9 @@ class Request:
         self.rank: object = 0
         self.seat_held = False
         self.finish_reason = ""
+        self.num_overtaken = 0
+        """Later arrivals that were admitted while this one waited."""
+        self.surroundings: Surroundings | None = None
         self.view = RequestView(self)
 
     @property
@@ -81,6 +85,16 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens})"
+
+
+class Surroundings(Protocol):
+    """What a request's view may ask of the scheduler around it."""
+
+    step: int
+
+    def prefix_blocks(self, r: Request) -> list[int]: ...
+
+    def served_tokens(self, session: str | None) -> int: ...
 
 
 class RequestView:
@@ -164,3 +178,21 @@ class RequestView:
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         return self._r.spec.prompt_token_ids
+
+    @property
+    def num_waiting_steps(self) -> int:
+        """Steps since it (last) joined the queue."""
+        around = self._r.surroundings
+        return around.step - self._r.queued_step if around is not None else 0
+
+    @property
+    def prefix_block_ids(self) -> tuple[int, ...]:
+        """Blocks of its known tokens that the prefix cache holds now, first to last."""
+        around = self._r.surroundings
+        return tuple(around.prefix_blocks(self._r)) if around is not None else ()
+
+    @property
+    def session_served_tokens(self) -> int:
+        """Tokens computed so far for its session (all requests of no session count as one)."""
+        around = self._r.surroundings
+        return around.served_tokens(self._r.spec.session) if around is not None else 0

@@ -14,6 +14,7 @@ its own. The `vllm` row does step for step what vLLM 0.32's v1 scheduler does.
 from __future__ import annotations
 
 import json
+import math
 from bisect import insort
 from collections.abc import Callable, Iterable
 from hashlib import sha256
@@ -23,13 +24,18 @@ from cbviz import events as ev
 from cbviz.config import EngineConfig
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool
 from cbviz.core.kv_manager import KVManager
-from cbviz.core.policy import Policy, PolicyError, get_policy, rank_of
+from cbviz.core.policy import Policy, PolicyError, get_policy, rank_of, ranks_of
 from cbviz.core.request import Request, Status
 from cbviz.events import AnyEvent
 from cbviz.messages import Chunk, ChunkRecord, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
 
 _SAVED = ("status", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "last_wait", "queued_step",
           "seat_held", "finish_reason", "rank")
+INIT_NEW_TOKEN_RATIO = 0.7
+MIN_NEW_TOKEN_RATIO = INIT_NEW_TOKEN_RATIO * 0.14
+NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
+RETRACT_DECODE_STEPS = 20
+"""SGLang's defaults for `reserve="estimate"`: the share starts at 0.7, falls to a seventh of that in 600 decode steps, and a retraction leaves room for 20."""
 
 
 class RunnerOutputError(RuntimeError):
@@ -63,6 +69,10 @@ class Scheduler:
         self.chunk_records: list[ChunkRecord] = []
         self.tokens = TokenAccount()
         self.slots = SlotAccount()
+        self.new_token_ratio = INIT_NEW_TOKEN_RATIO
+        """Share of the max_tokens still open that each running request is expected to use (`reserve="estimate"`)."""
+        self.served: dict[str, int] = {}
+        """Tokens computed for each session so far."""
         self.batch_open = False
         """Static batching: the budget cut the batch short, so its admission goes on in the next step."""
         self._shares: list[Request] = []
@@ -79,11 +89,15 @@ class Scheduler:
         self.policy: Policy = get_policy(config.policy)
         self._ranked_by: Policy | None = None
 
-    def add(self, spec: RequestSpec) -> Request:
-        """Puts a request into the waiting queue. The caller has checked that it can be served at all."""
+    def add(self, spec: RequestSpec) -> Request | None:
+        """Puts a request into the waiting queue; None if the queue is full. The caller has checked that it can be served at all."""
         if spec.request_id in self.requests:
             raise ValueError(f"request id {spec.request_id!r} is in use")
+        if full := self._queue_full(spec):
+            self.journal.append(ev.Refused(spec.request_id, full))
+            return None
         r = Request(spec, self.num_arrived, self.eos_token_ids, self.step + 1, self.use_output_len)
+        r.surroundings = self
         self.undo.append((self._undo_add, (r,)))
         self._save_queues()
         self.num_arrived += 1
@@ -91,6 +105,16 @@ class Scheduler:
         position = self._enqueue(r, 0.0)
         self.journal.append(ev.Arrived(r.request_id, position, r.num_prompt_tokens, r.max_tokens, r.arrival_s, r.priority))
         return r
+
+    def _queue_full(self, spec: RequestSpec) -> str:
+        c = self.config
+        if c.max_waiting_requests and len(self.waiting) >= c.max_waiting_requests:
+            return f"the queue is full: {len(self.waiting)} requests wait, max_waiting_requests is {c.max_waiting_requests}"
+        if c.max_waiting_tokens:
+            tokens = sum(r.num_tokens for r in self.waiting)
+            if tokens + len(spec.prompt_token_ids) > c.max_waiting_tokens:
+                return f"the queue is full: {tokens} tokens wait, with these {len(spec.prompt_token_ids)} they pass max_waiting_tokens, {c.max_waiting_tokens}"
+        return ""
 
     def _undo_add(self, r: Request) -> None:
         self.num_arrived -= 1
@@ -124,13 +148,13 @@ class Scheduler:
         """Starts a step: what follows, up to `update`, can be taken back by `rollback`."""
         self.undo.clear()
         self._queues_saved = False
-        self._begun = (len(self.journal), self.finished_ids, self.batch_open, self.step)
+        self._begun = (len(self.journal), self.finished_ids, self.batch_open, self.step, self.new_token_ratio)
 
     def rollback(self) -> list[int]:
         """Takes back everything since `begin`. Returns the blocks that had a hash before and lost it meanwhile: a runner may have written them."""
         written = [e.block_id for e in self.journal[self._begun[0] :] if isinstance(e, ev.Evicted)]
         self.pool.rollback()
-        length, self.finished_ids, self.batch_open, self.step = self._begun
+        length, self.finished_ids, self.batch_open, self.step, self.new_token_ratio = self._begun
         del self.journal[length:]
         self.pool.step = self.step
         self._shares = []
@@ -166,8 +190,7 @@ class Scheduler:
         if (p.static and self._ranked_by is p) or not self.waiting:
             self._ranked_by = p
             return
-        for r in self.waiting:
-            rank = rank_of(p, r, now_s)
+        for r, rank in zip(self.waiting, ranks_of(p, self.waiting, now_s), strict=True):
             if rank != r.rank:
                 self.undo.append((_set_rank, (r, r.rank)))
                 r.rank = rank
@@ -196,25 +219,58 @@ class Scheduler:
         self._now = now_s
         if not self.rules.hold_seat:
             self._close_batch(force=True)
+        self._expire(now_s)
         self._rank_waiting(now_s)
         if self.rules.mix == "prefill-first":
+            half_done = [r for r in self.running if _is_prefill(r) and not r.seat_held]
+            if half_done:
+                self._run(plan, half_done)
             self._admit(plan)
             if plan.chunks:
                 self.journal.extend(ev.Skipped(r.request_id, "prefill-step") for r in self.running if not r.seat_held and r not in self._shares)
-            else:
-                self._run(plan)
+            elif not self._num_preempted:
+                self._run(plan, self.running)
+                self._adapt_ratio()
         else:
-            self._run(plan)
+            order = self.running
+            if self.rules.mix == "decode-first" and any(_is_prefill(r) for r in order):
+                order = sorted(order, key=_is_prefill)
+            self._run(plan, order)
             self._admit(plan)
         self._advance(plan)
         return plan
 
-    def _run(self, plan: SchedulerOutput) -> None:
-        """Gives running requests their tokens, in queue order (decodes first under `decode-first`), preempting when blocks run out."""
+    def _expire(self, now_s: float) -> None:
+        """Ends requests whose time is up, in order of arrival; their blocks come back before anything is decided."""
+        timeout, shed = self.config.timeout_s, self.config.shed_after_s
+        late: list[tuple[Request, str]] = []
+        for r in self.requests.values():
+            if r.status is Status.FINISHED:
+                continue
+            if r.spec.deadline_s is not None and now_s >= r.spec.deadline_s:
+                late.append((r, "deadline"))
+            elif timeout and now_s - r.arrival_s >= timeout:
+                late.append((r, "timeout"))
+            elif shed and r.status is Status.WAITING and now_s - r.arrival_s >= shed:
+                late.append((r, "shed"))
+        for r, reason in late:
+            self.abort(r.request_id, reason)
+
+    def _adapt_ratio(self) -> None:
+        """SGLang's estimate after a decode round: a little lower each time, up to what is open after a retraction."""
+        if self.rules.reserve != "estimate":
+            return
+        if self._num_preempted:
+            rows = [r for r in self.running if not r.seat_held]
+            open_tokens = sum(r.max_tokens for r in rows)
+            if open_tokens:
+                self.new_token_ratio = min(1.0, (sum(r.num_output_tokens for r in rows) + RETRACT_DECODE_STEPS * len(rows)) / open_tokens)
+        else:
+            self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - NEW_TOKEN_RATIO_DECAY)
+
+    def _run(self, plan: SchedulerOutput, order: list[Request]) -> None:
+        """Gives running requests their tokens, in the given order, preempting when blocks run out."""
         running = self.running
-        order = running
-        if self.rules.mix == "decode-first" and any(len(r.token_ids) - r.num_computed_tokens > 1 for r in running):
-            order = sorted(running, key=_is_prefill)
         kv, bs, limit = self.kv, self.kv.block_size, self.max_model_len - 1
         threshold = self.config.long_prefill_token_threshold
         if len(running) + len(self.waiting) == 1:
@@ -339,7 +395,10 @@ class Scheduler:
         admitted = False
         padded = 0
         while self.waiting:
-            r = self.waiting[0]
+            place = self._next_in_line()
+            if place < 0:
+                break
+            r = self.waiting[place]
             if self._num_preempted:
                 self._wait(r, "preempted", 0, self._num_preempted)
                 break
@@ -376,10 +435,10 @@ class Scheduler:
             if (short := self._no_room(r, hits, n)) is not None:
                 self._wait(r, *short)
                 break
-            self._seat(r, hits, cached)
+            self._seat(r, hits, cached, place)
             reserve = r.num_prompt_tokens + r.max_tokens if rules.reserve == "max-tokens" else 0
             failed = kv.allocate(r, n, reserve)
-            assert failed is None, "admission was checked"
+            assert failed is None, f"admission of {r.request_id} was checked, but {failed}"
             self._share(r, n, wanted, cap, plan)
             admitted = True
             padded = max(padded, n)
@@ -387,6 +446,25 @@ class Scheduler:
             self.batch_open = bool(self.waiting) and admitted and self.waiting[0].last_wait is not None and self.waiting[0].last_wait[0] == "budget"
         if rules.pad and admitted:
             plan.num_padding_tokens = sum(padded - c.num_tokens for c in plan.chunks)
+
+    def _next_in_line(self) -> int:
+        """Place of the request to ask next: the head, unless the degradation rule demotes it. -1 if all are demoted and must wait.
+
+        Over `degrade_above` of the pool in use, batch-class requests (priority > 0) form static batches: they start only when no other
+        of their class runs, and others pass them meanwhile.
+        """
+        above = self.config.degrade_above
+        if not above or 1 - self.pool.num_free / (self.pool.num_blocks - 1) <= above:
+            return 0
+        batch = sum(1 for r in self.running if r.priority > 0 and not r.seat_held and r not in self._shares)
+        if not batch:
+            return 0
+        for i, r in enumerate(self.waiting):
+            if r.priority <= 0:
+                return i
+            if i == 0:
+                self._wait(r, "degraded", 0, batch)
+        return -1
 
     def _no_room(self, r: Request, hits: list[int], n: int) -> tuple[str, int, int] | None:
         """Why the blocks for an admission are not there: (reason, need, have), or None if they are."""
@@ -406,17 +484,30 @@ class Scheduler:
             need = kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens)
             if need > free:
                 return "reserve", need, free
+        if rules.reserve == "guaranteed":
+            growth = sum(max(0, kv.blocks_for(x.num_prompt_tokens + x.max_tokens) - len(x.block_ids)) for x in self.running if not x.seat_held)
+            need = kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens) + growth
+            if need > free:
+                return "guarantee", need, free
+        if rules.reserve == "estimate" and self.running:
+            expected = 0.0
+            for x in self.running:
+                rest = min(x.max_tokens - x.num_output_tokens, 4096)
+                expected += 0 if x.seat_held else rest if x in self._shares else rest * self.new_token_ratio
+            tokens = math.ceil(expected) + kv.need_at_admission(hits, end) * kv.block_size + min(r.max_tokens - r.num_output_tokens, 4096)
+            if tokens > free * kv.block_size:
+                return "estimate", -(-tokens // kv.block_size), free
         keep = int(max(rules.admission_watermark, self.config.watermark) * (self.pool.num_blocks - 1))
         if keep and self.running and need + keep > free:
             return "watermark", need + keep, free
         return None
 
-    def _seat(self, r: Request, hits: list[int], cached: int) -> None:
+    def _seat(self, r: Request, hits: list[int], cached: int, place: int) -> None:
         self._save(r)
         self._save_queues()
         resumed = r.status is Status.PREEMPTED
         miss = self.kv.explain_miss(r, len(hits))
-        self.waiting.pop(0)
+        del self.waiting[place]
         self.running.append(r)
         r.status = Status.RUNNING
         r.last_wait = None
@@ -428,6 +519,20 @@ class Scheduler:
         self.journal.append(ev.Admitted(r.request_id, resumed, cached, self.step - r.queued_step, len(self.running) - 1))
         if hits:
             self.kv.share(r, hits)
+        if not resumed and (self._ranked_by is None or self._ranked_by.name != "fcfs" or place):
+            self._note_overtaken(r)
+
+    def _note_overtaken(self, r: Request) -> None:
+        """Counts who was passed over; says so when somebody's count reaches 8, 16, 32, ...: that is how starvation looks."""
+        for w in self.waiting:
+            if w.seq < r.seq and w.status is Status.WAITING:
+                self.undo.append((_set_overtaken, (w, w.num_overtaken)))
+                w.num_overtaken += 1
+                n = w.num_overtaken
+                if n >= 8 and n & (n - 1) == 0:
+                    hits = self.kv.find_prefix(w)
+                    need = self.kv.need_at_admission(hits, w.num_tokens)
+                    self.journal.append(ev.Starving(w.request_id, n, self.step - w.queued_step, need, self.pool.num_free))
 
     def _wait(self, r: Request, reason: str, need: int, have: int) -> None:
         """Why the head waits: written when it changes."""
@@ -449,7 +554,10 @@ class Scheduler:
             else:
                 again += c.num_recomputed
                 r.num_computed_tokens += c.num_tokens
-        self.undo.append((_take_back, (self._shares, self.chunk_records)))
+                if r.spec.session is not None:
+                    name = r.spec.session
+                    self.served[name] = self.served.get(name, 0) + c.num_tokens
+        self.undo.append((_take_back, (self._shares, self.chunk_records, self.served)))
         padded += plan.num_padding_tokens
         total += plan.num_padding_tokens
         self.tokens = TokenAccount(total, total - again - padded, again, padded)
@@ -558,6 +666,13 @@ class Scheduler:
 
     # reading ------------------------------------------------------------------------------------------------------------
 
+    def prefix_blocks(self, r: Request) -> list[int]:
+        """Blocks of the request's known tokens that the cache holds now (for views)."""
+        return self.kv.find_prefix(r)
+
+    def served_tokens(self, session: str | None) -> int:
+        return self.served.get(session, 0) if session is not None else 0
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self.waiting) or any(not r.seat_held for r in self.running)
@@ -577,6 +692,8 @@ class Scheduler:
             "num_arrived": self.num_arrived,
             "num_finished": self.num_finished,
             "batch_open": self.batch_open,
+            "new_token_ratio": self.new_token_ratio,
+            "served": dict(self.served),
             "finished_ids": list(self.finished_ids),
             "config": self.config.to_dict(),
             "waiting": [r.request_id for r in self.waiting],
@@ -586,7 +703,7 @@ class Scheduler:
                     "seq": r.seq, "status": r.status.value, "output_token_ids": r.output_token_ids, "num_computed_tokens": r.num_computed_tokens,
                     "num_cached_tokens": r.num_cached_tokens, "num_preemptions": r.num_preemptions, "max_computed": r.max_computed, "block_ids": list(r.block_ids),
                     "num_null_blocks": r.num_null_blocks, "num_cached_blocks": r.num_cached_blocks, "draft_token_ids": list(r.draft_token_ids), "queued_step": r.queued_step,
-                    "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason,
+                    "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason, "num_overtaken": r.num_overtaken,
                 }
                 for r in self.requests.values()
             },
@@ -600,6 +717,8 @@ class Scheduler:
         self.num_arrived = data["num_arrived"]
         self.num_finished = data["num_finished"]
         self.batch_open = data["batch_open"]
+        self.new_token_ratio = data["new_token_ratio"]
+        self.served = dict(data["served"])
         self.finished_ids = list(data["finished_ids"])
         self.pool.restore(data["pool"])
         self.requests = {}
@@ -607,15 +726,17 @@ class Scheduler:
             r = Request(specs[rid], d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
             r.status = Status(d["status"])
             r.token_ids.extend(d["output_token_ids"])
-            for f in ("num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "seat_held", "finish_reason"):
+            for f in ("num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "seat_held", "finish_reason", "num_overtaken"):
                 setattr(r, f, d[f])
             r.block_ids = list(d["block_ids"])
             r.draft_token_ids = list(d["draft_token_ids"])
             r.last_wait = (d["last_wait"][0], d["last_wait"][1], d["last_wait"][2]) if d["last_wait"] else None
-            r.rank = rank_of(self.policy, r, 0.0)
+            r.surroundings = self
             self.requests[rid] = r
         self.waiting = [self.requests[rid] for rid in data["waiting"]]
         self.running = [self.requests[rid] for rid in data["running"]]
+        for r in self.waiting:
+            r.rank = rank_of(self.policy, r, 0.0)
         self.journal.clear()
         self.undo.clear()
         self._shares = []
@@ -658,10 +779,18 @@ def _set_wait(r: Request, why: tuple[str, int, int] | None) -> None:
     r.last_wait = why
 
 
-def _take_back(shares: list[Request], records: list[ChunkRecord]) -> None:
+def _set_overtaken(r: Request, n: int) -> None:
+    r.num_overtaken = n
+
+
+def _take_back(shares: list[Request], records: list[ChunkRecord], served: dict[str, int]) -> None:
     for r, c in zip(shares, records, strict=True):
         if not c.padding:
             r.num_computed_tokens -= c.num_tokens
+            if r.spec.session is not None:
+                served[r.spec.session] -= c.num_tokens
+                if not served[r.spec.session]:
+                    del served[r.spec.session]
 
 
 __all__ = ["NULL_BLOCK", "RunnerOutputError", "Scheduler"]

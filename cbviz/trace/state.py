@@ -374,7 +374,7 @@ def _freed(s: State, e: ev.Freed, record: StepRecord) -> None:
 
 
 _FOLD: dict[type, Any] = {
-    ev.Arrived: _arrived, ev.Refused: _refused, ev.Configured: _configured, ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
+    ev.Arrived: _arrived, ev.Starving: _executed, ev.Refused: _refused, ev.Configured: _configured, ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
     ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
     ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
     ev.Sampled: _sampled, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
