@@ -1,0 +1,82 @@
+"""`explorer()`: the whole explorer as one widget. Binds the page to a Player; owns neither the run nor the picture."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import anywidget
+import traitlets
+
+from cbviz.app import assets, opening
+from cbviz.app.opening import Settings
+from cbviz.app.player import Player
+from cbviz.config import ConfigError
+from cbviz.session import Session
+from cbviz.trace import Trace
+
+
+class Explorer(anywidget.AnyWidget):
+    """The explorer's page. `player` is its run loop, `session` what it shows."""
+
+    _esm = assets.LOADER
+    _css = assets.css()
+    app_js = traitlets.Unicode("").tag(sync=True)
+    plotly_gz = traitlets.Bytes(b"").tag(sync=True)
+
+    def __init__(self, player: Player | None = None) -> None:
+        super().__init__(app_js=assets.app_js(), plotly_gz=assets.plotly_gz())
+        self.player = player
+
+    @property
+    def session(self) -> Any:
+        """The session that is shown; None while it is being opened."""
+        return self.player.session if self.player is not None else None
+
+    def close(self) -> None:
+        if self.player is not None:
+            self.player.close()
+        super().close()
+
+
+def explorer(session: Session | Trace | None = None, *, scenario: str | None = None, model: str | None = None, **config: Any) -> Explorer:
+    """The explorer of `session`; of a recording, if it is given a Trace; without one, of a new session.
+
+    `scenario`: a preset, a file of requests, or '' for an empty start. `model`: a model's name, or `sim`. Other keywords are fields of EngineConfig.
+    In a Voilà page the address may set them too: `?scenario=burst&model=sim&seed=3`. Raises ConfigError.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("the explorer needs a notebook's event loop: call it in JupyterLab or Voilà (cbviz lab, cbviz explore)") from None
+    query = os.environ.get("QUERY_STRING", "")
+    in_voila = "voila" in os.environ.get("SERVER_SOFTWARE", "").lower()
+    settings = Settings(scenario if scenario is not None else os.environ.get("CBVIZ_SCENARIO", opening.DEFAULT_SCENARIO), model or os.environ.get("CBVIZ_MODEL", "smollm2"), dict(config))
+    place: dict[str, str] = {}
+    shown: Any = session
+    problem = ""
+    if isinstance(session, Trace):
+        shown = opening.Recording(session, "it was opened from a file")
+    elif session is None and query:
+        try:
+            settings, place = opening.query_settings(query, settings)
+        except ConfigError as e:
+            problem = str(e)
+    widget = Explorer()
+    step = int(place["step"]) if place.get("step", "").isdigit() else None
+    main = threading.get_ident()
+
+    def send(message: dict[str, Any], buffers: list[bytes]) -> None:
+        if threading.get_ident() == main:
+            widget.send(message, buffers)
+        else:
+            loop.call_soon_threadsafe(widget.send, message, buffers)
+
+    player = Player(send, settings, session=shown, run=place.get("run"), at_step=step, address=in_voila and session is None, loop=loop)
+    widget.player = player
+    if problem:
+        player.warn(problem)
+    widget.on_msg(lambda _, message, buffers: player.receive(message))
+    return widget

@@ -1,0 +1,246 @@
+"""How the explorer comes by a session: from its settings, from a recording, or again with other settings. Knows no widget.
+
+Owns `Settings` (what the user asked for, before anything is resolved), the table of controls made from the config's metadata, and
+where runs are autosaved. A recording of which no live engine can be made is shown through `Recording`, which only looks back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, check_names, parse_value
+from cbviz.core.policy import POLICIES
+from cbviz.model import hub
+from cbviz.session import ReplayError, Session
+from cbviz.trace import Cursor, Trace, load
+from cbviz.workload.presets import PRESETS
+
+SIM = "sim"
+"""The name, in the list of models, of the simulator."""
+DEFAULT_SCENARIO = "chat"
+KEEP_RUNS = 20
+_RUN = re.compile(r"[A-Za-z0-9_-]{6,40}")
+
+Progress = Callable[[float, str], None]
+"""Called with the share done (0..1, or -1 if unknown) and what is being done."""
+
+LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget", "num_blocks": "blocks",
+          "block_size": "block size", "enable_prefix_caching": "prefix cache", "seed": "seed"}
+"""The controls, in order: the workload, the model, and fields of EngineConfig."""
+_CLASSES = {n: f"cb-{n}" for n in ("scenario", "model", "discipline", "policy")}
+
+
+@dataclass
+class Settings:
+    """What was asked for. `scenario`: a preset's name, a path, or '' (empty start). `model`: `sim`, or what `Session(model=)` takes."""
+
+    scenario: str = DEFAULT_SCENARIO
+    model: str = "smollm2"
+    config: dict[str, Any] = field(default_factory=dict)
+    """Fields of EngineConfig that differ from the scenario's own."""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of EngineConfig in force: the scenario's, then the user's."""
+        preset = PRESETS.get(self.scenario)
+        return {**(preset.settings if preset else {}), **self.config}
+
+    def changed(self, changes: Mapping[str, Any]) -> Settings:
+        """With values as the page writes them (text, numbers, booleans). Another scenario brings its own settings. Raises ConfigError."""
+        scenario = str(changes.get("scenario", self.scenario))
+        new = Settings(scenario, str(changes.get("model", self.model)), {} if scenario != self.scenario else dict(self.config))
+        if scenario != self.scenario and "seed" in self.config:
+            new.config["seed"] = self.config["seed"]
+        for name, value in changes.items():
+            if name not in ("scenario", "model"):
+                new.config[name] = typed(name, value)
+        return new
+
+
+def typed(name: str, value: Any) -> Any:
+    """A control's value as the config field `name` wants it. Raises ConfigError naming the field and the limit."""
+    check_names({name: value})
+    return parse_value(name, value) if isinstance(value, str) else value
+
+
+def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, str]]:
+    """`?scenario=burst&seed=3&num_blocks=64&run=...&step=12` over `settings`; returns also `run` and `step`. Unknown keys are not ours and ignored.
+
+    Raises ConfigError for a config field with a bad value.
+    """
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    changes = {k: v for k, v in given.items() if k in ("scenario", "model") or k in CONFIG_FIELDS}
+    if changes.get("scenario") and changes["scenario"] not in PRESETS:
+        raise ConfigError(f"scenario is {changes['scenario']!r}, it must be one of {', '.join(PRESETS)}")
+    place = {k: given[k] for k in ("run", "step") if k in given}
+    if "run" in place and not _RUN.fullmatch(place["run"]):
+        del place["run"]
+    return settings.changed(changes) if changes else settings, place
+
+
+# sessions ---------------------------------------------------------------------------------------------------------------
+
+
+def open_session(settings: Settings, autosave: Path | None, progress: Progress) -> Session:
+    """A session as asked for; downloads and loads the model if need be. Raises ConfigError, RequestError or ModelError."""
+    if settings.scenario and settings.scenario not in PRESETS and not Path(settings.scenario).exists():
+        raise ConfigError(f"scenario is {settings.scenario!r}, it must be one of {', '.join(PRESETS)} or a file of requests")
+    kind: dict[str, Any] = {"runner": "sim"} if settings.model == SIM else {"runner": "torch", "model": settings.model}
+    if settings.model != SIM:
+        progress(-1, f"Loading model {settings.model} …")
+
+    def download(done: int, total: int) -> None:
+        progress(done / total if total else -1, f"Downloading model {settings.model}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    return Session(settings.scenario or None, **kind, autosave=autosave, progress=download, **settings.fields())
+
+
+class Recording:
+    """A trace without an engine, with the part of Session's interface that looks back. `why` says why it can't go on."""
+
+    done = True
+    runner = None
+    tokenizer = None
+    breakpoints: list[Any] = []
+
+    def __init__(self, trace: Trace, why: str) -> None:
+        self.trace = trace
+        self.why = why
+        self.cursor = trace.last
+        self.notes = list(trace.header.notes)
+        self.workload_name = trace.header.workload
+        self.model = trace.header.model
+        self.runner_name = trace.header.runner
+        self.num_requests = len(trace.state().by_index)
+        self._listeners: list[Callable[[str], None]] = []
+
+    def step(self, n: int = 1) -> None:
+        return None
+
+    def seek(self, step: int, event: int | None = None) -> None:
+        self.trace.state(at := Cursor(step, event))
+        self.cursor = at
+        for f in list(self._listeners):
+            f("seek")
+
+    def on_change(self, f: Callable[[str], None]) -> Callable[[], None]:
+        self._listeners.append(f)
+        return lambda: self._listeners.remove(f) if f in self._listeners else None
+
+    def close(self) -> None:
+        self.trace.close()
+
+
+Shown = Session | Recording
+
+
+def reopen(trace: Trace, autosave: Path | None, progress: Progress) -> Shown:
+    """A live session that stands where `trace` ends, or the recording itself where its steps do not come out again."""
+    h = trace.header
+    if h.runner not in ("sim", "torch"):
+        return Recording(trace, f"it was made by {h.runner or h.producer}")
+    try:
+        if h.runner == "torch":
+            progress(-1, f"Loading model {h.model} …")
+        return Session.from_trace(trace, autosave=autosave, progress=lambda done, total: progress(done / total if total else -1, f"Downloading model {h.model}"))
+    except (ReplayError, ConfigError, hub.ModelError, ValueError, KeyError) as e:
+        return Recording(trace, str(e))
+
+
+def settings_of(shown: Shown) -> Settings:
+    """The settings that would open `shown` again from its start."""
+    h = shown.trace.header
+    scenario = h.workload if h.workload in PRESETS else "" if h.workload in ("", "requests") else h.workload
+    start = Settings(scenario, SIM if h.runner == "sim" else h.model or "smollm2")
+    plain = start.fields()
+    derived = ("max_model_len", "clock")
+    for name in CONFIG_FIELDS:
+        value = h.config.get(name)
+        if name not in derived and value is not None and value != plain.get(name, CONFIG_FIELDS[name].default):
+            start.config[name] = value
+    return start
+
+
+# controls ---------------------------------------------------------------------------------------------------------------
+
+
+def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
+    """The controls with their present values, made from the config's metadata. Plain JSON for `static/controls.js`."""
+    resolved: dict[str, Any] = shown.config.to_dict() if isinstance(shown, Session) else dict(shown.trace.header.config) if shown is not None else {}
+    asked = settings.fields()
+    rows = []
+    for name, label in LABELS.items():
+        row: dict[str, Any] = {"name": name, "label": label, "cls": _CLASSES.get(name)}
+        if name == "scenario":
+            options = [[p.name, p.title, p.description] for p in PRESETS.values()] + [["", "Empty: only your prompts", "No requests but the ones you type."]]
+            if settings.scenario and settings.scenario not in PRESETS:
+                options.append([settings.scenario, Path(settings.scenario).name, "A file of requests."])
+            row.update(kind="select", options=options, value=settings.scenario, live=False, help="What arrives when.")
+        elif name == "model":
+            options = [[m.name, m.title, f"The real model: {m.file_bytes / 1e6:.0f} MB of weights on this machine."] for m in hub.list_models()]
+            if settings.model != SIM and settings.model not in [o[0] for o in options]:
+                options.append([settings.model, Path(settings.model).name, "A model of your own."])
+            row.update(kind="select", options=[*options, [SIM, "Simulator, no model", "Made-up tokens and the modelled time of a large GPU."]], value=settings.model, live=False, help="Who computes the tokens.")
+        else:
+            f = CONFIG_FIELDS[name]
+            meta = f.metadata
+            value = resolved.get(name, asked.get(name, f.default))
+            row.update(help=meta["help"], live=bool(meta["live"]), unit=meta["unit"], value=value)
+            if name == "discipline":
+                row.update(kind="select", options=[[d.name, d.title, d.summary] for d in DISCIPLINES.values()])
+            elif name == "policy":
+                row.update(kind="select", options=[[p.name, p.title, p.summary] for p in POLICIES.values()])
+            elif "bool" in str(f.type):
+                row.update(kind="bool")
+            else:
+                row.update(kind="int" if "int" in str(f.type) else "float", min=meta["min"], max=meta["max"])
+        rows.append(row)
+    return rows
+
+
+# where runs are kept ----------------------------------------------------------------------------------------------------
+
+
+def runs_dir() -> Path:
+    return hub.cache_dir() / "runs"
+
+
+def new_run() -> str:
+    """A private name for a run: nobody guesses it."""
+    return secrets.token_urlsafe(12)
+
+
+def run_path(run: str) -> Path:
+    return runs_dir() / f"{run}.jsonl"
+
+
+def tidy_runs(keep: int = KEEP_RUNS, young_s: float = 86400.0) -> None:
+    """Removes all but the newest autosaved runs; none of the last day."""
+    with suppress(OSError):
+        files = sorted(runs_dir().glob("*.jsonl"), key=lambda p: p.stat().st_mtime, reverse=True)
+        for old in files[keep:]:
+            if time.time() - old.stat().st_mtime > young_s:
+                old.unlink()
+
+
+def take_over(run: str) -> Trace | None:
+    """The autosaved trace of `run`, None if there is none to go on from. Its file is unlinked first: a kernel that still writes there writes into nothing.
+
+    The caller autosaves under the same name again at once.
+    """
+    path = run_path(run)
+    try:
+        trace = load(path)
+    except (OSError, ValueError):
+        return None
+    with suppress(OSError):
+        os.replace(path, path.with_suffix(".jsonl.before"))
+    return trace

@@ -1,0 +1,538 @@
+"""The explorer's run loop: plays a session, keeps the page's picture up to date, and does what the page asks. Knows no widget class.
+
+Everything here runs on the kernel's event loop; only the engine's work (a step, loading a model, an input) runs in one worker thread,
+one job at a time, so that a step of two seconds leaves the page answering. Messages of the page may come on any thread.
+
+Flow control: each picture has a number and the page acknowledges it when it starts to draw. With 4 unacknowledged nothing is sent;
+steps go on, and what has gathered is merged into the next picture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cbviz.app import opening
+from cbviz.app.opening import Recording, Settings, Shown
+from cbviz.app.wire import Wire
+from cbviz.config import CONFIG_FIELDS, ConfigError
+from cbviz.model.hub import ModelError
+from cbviz.session import Session
+from cbviz.trace import Cursor, explain, metrics
+
+WINDOW = 4
+BURST_S = 0.006
+"""At full speed the worker runs steps for this long before it reports: one step of a real model, several of a simulated one."""
+DESERTED_S = 30.0
+"""A run that nobody has acknowledged for so long pauses itself: its page is gone."""
+DEFAULT_SPEED = 10.0
+
+Send = Callable[[dict[str, Any], list[bytes]], None]
+UserErrors = (ConfigError, ModelError, ValueError, KeyError, IndexError)
+
+
+class Player:
+    """One page and its session. `send(message, buffers)` reaches the page; `receive(message)` is what it sends."""
+
+    def __init__(self, send: Send, settings: Settings, *, session: Shown | None = None, run: str | None = None, at_step: int | None = None, address: bool = False, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._send = send
+        self.loop = loop or asyncio.get_running_loop()
+        self.settings = settings
+        self.session: Shown | None = None
+        self.run = run or opening.new_run()
+        self.address = address
+        """The page's address carries the run's name (a Voilà page, whose kernel ends with it)."""
+        self.playing = False
+        self.speed = DEFAULT_SPEED
+        self._own = session is None
+        self._at_step = at_step
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="cbviz-engine")
+        self._wire = Wire()
+        self._attached = False
+        self._sent = self._acked = 0
+        self._heard = time.monotonic()
+        self._seek: Cursor | None = None
+        """Where the user went while a job was running: the job's end must not take the cursor away."""
+        self._jobs = 0
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._explained: tuple[Any, ...] | None = None
+        self._metrics_at = 0.0
+        self._metrics_cost = 0.0
+        self._live: dict[str, Any] = {"loading": "Starting the engine …", "progress": -1, "playing": False, "speed": self.speed, "num_requests": 0}
+        self._warning = ""
+        self._unsubscribe: Callable[[], None] = lambda: None
+        if session is not None:
+            self._show(session)
+        else:
+            self._spawn(self._open_first())
+
+    # the page -----------------------------------------------------------------------------------------------------------
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """A message of the page, on any thread."""
+        if message.get("type") == "ack":
+            self._acked = max(self._acked, int(message["seq"]))  # at once: a cell that runs the session keeps the loop from us
+            self._heard = time.monotonic()
+        self.loop.call_soon_threadsafe(self._handle, message)
+
+    def _handle(self, m: dict[str, Any]) -> None:
+        kind = m.get("type")
+        if kind == "ready":
+            self._attached = True
+            self._sent = self._acked = 0
+            self._heard = time.monotonic()
+            self._wire.forget()
+            self._explained = None
+            self._controls()
+            self._tell()
+            self.flush()
+        elif kind == "ack":
+            self.flush()
+        elif kind == "cmd":
+            self._spawn(self._command(m))
+        elif kind == "error":
+            print(f"cbviz explorer, in the page: {m.get('msg')}")
+
+    def _post(self, message: dict[str, Any], buffers: list[bytes] | None = None) -> None:
+        if self._attached:
+            self._send(message, buffers or [])
+
+    def _tell(self, **changes: Any) -> None:
+        """Sends what is not part of a picture: playing, loading, titles."""
+        self._live.update(changes)
+        s = self.session
+        if s is not None:
+            h = s.trace.header
+            model = "simulator" if h.runner == "sim" else h.model or h.runner
+            config = s.config.to_dict() if isinstance(s, Session) else h.config
+            self._live["title"] = [model, f"{h.device}, {h.clock}", str(config.get("discipline", "")), str(config.get("policy", ""))]
+            self._live["recording"] = s.why if isinstance(s, Recording) else None
+            self._live["max_model_len"] = config.get("max_model_len")
+        if self.address:
+            self._live["run"] = self.run
+        self._post({"type": "live", "live": self._live})
+
+    def _controls(self) -> None:
+        self._post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": list(self.session.notes) if self.session is not None else [], "locked": self.session is None})
+
+    def flush(self) -> None:
+        """Sends the page what it lacks, unless it is behind by the window."""
+        s = self.session
+        if s is None or not self._attached or self._sent - self._acked >= WINDOW:
+            return
+        made = self._wire.message(s.trace, self._seek or s.cursor)
+        if made is not None:
+            head, buffers = made
+            self._sent += 1
+            head["seq"] = self._sent
+            if head.get("reset"):
+                head["live"] = self._live
+            self._post(head, buffers)
+        self._explain()
+
+    def _explain(self) -> None:
+        """Sentences and figures of the step that is shown: made by the worker, after whatever it does now."""
+        s, at = self.session, self._wire.cursor
+        if s is None or at is None:
+            return
+        key = (s, id(s.trace), at)
+        if key == self._explained or (self.playing and self._jobs):
+            return
+        self._explained = key
+        now = time.monotonic()
+        figures = not self.playing or now - self._metrics_at > max(0.5, 20 * self._metrics_cost)
+
+        def job() -> tuple[dict[str, Any], dict[str, Any] | None]:
+            why = {"type": "why", "step": at.step, "items": [{"kind": x.kind, "text": str(x), "ids": list(x.request_ids)} for x in explain(s.trace, at.step)]}
+            if not figures or not at.step:
+                return why, None
+            t0 = time.perf_counter()
+            values = {k: v for k, v in metrics(s.trace, at).items() if isinstance(v, (int, float))}
+            self._metrics_cost = time.perf_counter() - t0
+            return why, {"type": "metrics", "steps": at.step, "clock": s.trace.header.clock, "values": values}
+
+        def show(f: Future[tuple[dict[str, Any], dict[str, Any] | None]]) -> None:
+            if f.cancelled() or self.session is not s:
+                return
+            if (e := f.exception()) is not None:
+                self._post({"type": "said", "error": f"Step {at.step} could not be explained: {e}"})
+                return
+            for message in f.result():
+                if message is not None:
+                    self._post(message)
+
+        if figures:
+            self._metrics_at = now
+        self._pool.submit(job).add_done_callback(lambda f: self.loop.call_soon_threadsafe(show, f))
+
+    # jobs ---------------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Any) -> None:
+        """Runs a coroutine on the loop and keeps it alive; an error that nobody expected is shown on the page, not lost."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (e := task.exception()) is not None:
+            traceback.print_exception(e)
+            self._tell(playing=False, loading=None, banner=f"{type(e).__name__}: {e}", bad=True)
+
+    async def _work(self, f: Callable[[], Any]) -> Any:
+        """Runs `f` in the worker; the cursor stays where the user put it meanwhile."""
+        self._jobs += 1
+        try:
+            return await self.loop.run_in_executor(self._pool, f)
+        finally:
+            self._jobs -= 1
+            if self._seek is not None and self.session is not None and not self._jobs:
+                at, self._seek = self._seek, None
+                if at.step <= len(self.session.trace):
+                    self.session.seek(at.step, at.event)
+
+    def _progress(self, share: float, what: str) -> None:
+        self.loop.call_soon_threadsafe(lambda: self._tell(loading=what, progress=share))
+
+    # sessions -----------------------------------------------------------------------------------------------------------
+
+    def _show(self, session: Shown) -> None:
+        """Makes `session` the one that is shown."""
+        self._unsubscribe()
+        self.session = session
+        self._unsubscribe = session.on_change(self._changed)
+        self._wire.forget()
+        self._explained = None
+        self._seek = None
+        self._live.update(loading=None, progress=-1, banner=None, bad=False, offer=None, num_requests=session.num_requests)
+        if isinstance(session, Recording):
+            self._live.update(banner=f"This is a recording: {session.why}. You can look at every step of it.", offer={"text": "Run again from the start", "cmd": "again"})
+        if self._warning:
+            self._live.update(banner=self._warning, bad=True)
+            self._warning = ""
+        if not self._own:
+            self.settings = opening.settings_of(session)
+        self._tell()
+        self._controls()
+        self.flush()
+
+    def _changed(self, what: str) -> None:
+        """The session changed, on whatever thread."""
+        if what in ("reset", "branch"):
+            self._wire.forget()
+        self.loop.call_soon_threadsafe(self._after_change, what)
+        if not self._jobs:
+            self._live_cell()
+
+    def _live_cell(self) -> None:
+        """A cell steps the session: the loop is busy with the cell, so the picture goes out from here, within the window."""
+        try:
+            if asyncio.get_running_loop() is self.loop:
+                self.flush()
+        except RuntimeError:
+            pass
+
+    def _after_change(self, what: str) -> None:
+        s = self.session
+        if s is not None and not self._jobs:
+            self._live["num_requests"] = s.num_requests
+            if what in ("config", "request", "reset"):
+                self._tell()
+                if what != "request":
+                    self._controls()
+        self.flush()
+
+    async def _open_first(self) -> None:
+        run, want = self.run, self._at_step
+        path = opening.run_path(run)
+
+        def job() -> Shown:
+            opening.tidy_runs()
+            trace = opening.take_over(run) if self._at_step is not None or path.exists() else None
+            if trace is None or not len(trace):
+                return opening.open_session(self.settings, path, self._progress)
+            shown = opening.reopen(trace, path, self._progress)
+            if want is not None:
+                shown.seek(min(max(0, want), len(shown.trace)))
+            self.settings = opening.settings_of(shown)
+            return shown
+
+        await self._open(job)
+
+    def warn(self, text: str) -> None:
+        """Shows `text` once the page is there (a bad address, say)."""
+        self._warning = text
+
+    async def _open(self, job: Callable[[], Shown]) -> bool:
+        self._tell(loading="Starting the engine …", progress=-1, banner=None, bad=False, offer=None)
+        try:
+            session = await self._work(job)
+        except UserErrors as e:
+            self._refuse(e)
+            return False
+        self._show(session)
+        return True
+
+    def _refuse(self, e: Exception, field: str | None = None) -> None:
+        """Says what is wrong at the field it names, else in the banner."""
+        text = _text(e)
+        named = field or next((f for f in opening.LABELS if text.startswith(f + " ") or text.startswith(f"unknown {f}")), None)
+        self._tell(loading=None, progress=-1)
+        self._post({"type": "said", "field": named, "error": text})
+        if self.session is None:
+            self._tell(banner=text, bad=True, offer={"text": "Try again", "cmd": "again"})
+            self._post({"type": "controls", "fields": opening.controls(self.settings, None), "notes": [], "locked": False})
+
+    async def _restart(self, settings: Settings) -> None:
+        """A new session in place of this one. The old one is closed only when the new one is there: a mistake loses nothing."""
+        old = self.session
+        await self._stop()
+        if old is not None and not self._own and isinstance(old, Session) and (settings.scenario, settings.model) == (self.settings.scenario, self.settings.model):
+            changes = {k: v for k, v in settings.config.items() if v != self.settings.config.get(k)}
+            made = await self._open(lambda: old.fork(0, **changes))
+        else:
+            path = opening.run_path(run := opening.new_run())
+            made = await self._open(lambda: opening.open_session(settings, path, self._progress))
+            if made:
+                self.run, self._own = run, True
+        if made:
+            self.settings = settings
+            if old is not None and self._own:
+                old.close()
+            self._tell()
+            self._controls()
+            self._post({"type": "clear"})
+
+    # commands -----------------------------------------------------------------------------------------------------------
+
+    async def _command(self, m: dict[str, Any]) -> None:
+        name = m["cmd"]
+        s = self.session
+        if name == "again":
+            await self._restart(self.settings)
+            return
+        if name == "restart":
+            try:
+                await self._restart(self.settings.changed(m["changes"]))
+            except UserErrors as e:
+                self._refuse(e)
+            return
+        if s is None:
+            return
+        if name == "seek":
+            await self._stop(wait=False)
+            self._go(int(m["step"]))
+        elif name == "back":
+            await self._stop(wait=False)
+            at = self._seek or s.cursor
+            self._go(at.step - (at.event is None))
+        elif name == "end":
+            self._go(len(s.trace))
+        elif name == "event":
+            await self._stop(wait=False)
+            self._go_event(1 if m.get("by", 1) > 0 else -1)
+        elif name == "step":
+            await self._stop()
+            await self._advance()
+        elif name == "play":
+            if self._task is None or self._task.done():
+                self._task = self.loop.create_task(self._play())
+                self._task.add_done_callback(self._ended)
+        elif name == "pause":
+            await self._stop(wait=False)
+        elif name == "speed":
+            self.speed = max(0.0, float(m["value"]))
+            self._tell(speed=m["value"])
+        elif name == "reset":
+            await self._stop()
+            if isinstance(s, Session):
+                await self._work(s.reset)
+                self._tell(num_requests=s.num_requests)
+            else:
+                self._go(0)
+            self.flush()
+        elif name == "add":
+            await self._add(m)
+        elif name == "abort":
+            await self._input("abort", lambda: s.abort(str(m["id"])) if isinstance(s, Session) else None, id=m["id"])
+        elif name == "set":
+            await self._set(str(m["field"]), m["value"])
+        elif name == "save":
+            await self._save(s)
+
+    def _go(self, step: int) -> None:
+        """Moves what is shown; never waits for the engine."""
+        s = self.session
+        assert s is not None
+        at = Cursor(min(max(0, step), len(s.trace)))
+        if self._jobs:
+            self._seek = at
+        else:
+            s.seek(at.step)
+        self.flush()
+
+    def _go_event(self, by: int) -> None:
+        """One event on or back. Inside step N the cursor is (N, k), k events of it done; all of them done is (N, None)."""
+        s = self.session
+        assert s is not None
+        step, event = self._seek or s.cursor
+        if by > 0:
+            if event is None:
+                if step >= len(s.trace):
+                    return
+                step, event = step + 1, 0
+            event += 1
+        else:
+            if event is None:
+                if step == 0:
+                    return
+                event = len(s.trace.record(step).events)
+            event -= 1
+        count = len(s.trace.record(step).events)
+        at = Cursor(step, event) if 0 < event < count else Cursor(step if event >= count else step - 1)
+        if self._jobs:
+            self._seek = at
+        else:
+            s.seek(*at)
+        self.flush()
+
+    async def _advance(self, until: float | None = None) -> bool:
+        """One step on: a recorded one if there is, else a new one (with `until`, new ones until that moment). False if there is none."""
+        s = self.session
+        assert s is not None
+        at = self._seek or s.cursor
+        if at.event is not None or at.step < len(s.trace):
+            self._go(at.step if at.event is not None else at.step + 1)
+            return True
+        count = 0
+
+        def job() -> int:
+            nonlocal count
+            while s.step() is not None:
+                count += 1
+                if until is None or time.perf_counter() >= until or s.done:
+                    break
+            return s.num_requests
+
+        try:
+            n = await self._work(job)
+        except Exception as e:  # whatever the runner or a policy raised: the engine is as it was before that step
+            self._tell(playing=False, banner=f"Step {len(s.trace) + 1} failed: {_text(e)}. Nothing was changed by it.", bad=True)
+            self.flush()
+            return False
+        if n != self._live["num_requests"]:
+            self._tell(num_requests=n)
+        self.flush()
+        if not count:
+            stuck = isinstance(s, Session) and s.engine.stuck
+            said = stuck or ("This is a recording, and this was its last step." if isinstance(s, Recording) else "All requests have ended. Add a prompt, restart, or look back with the slider.")
+            self._tell(banner=said, bad=bool(stuck))
+        elif self._live.get("banner") and not isinstance(s, Recording):
+            self._tell(banner=None, bad=False)
+        return count > 0
+
+    async def _play(self) -> None:
+        self._heard = time.monotonic()
+        self._tell(playing=True)
+        self.playing = True
+        due = time.perf_counter()
+        try:
+            while self.playing:
+                if not await self._advance(time.perf_counter() + BURST_S if not self.speed else None):
+                    break
+                if self._attached and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
+                    break
+                if not self.speed:
+                    await asyncio.sleep(0)
+                    continue
+                now = time.perf_counter()
+                due = max(due + 1 / self.speed, now)
+                while self.playing and (left := due - time.perf_counter()) > 0:
+                    await asyncio.sleep(min(left, 0.05))
+        finally:
+            self.playing = False
+            self._tell(playing=False)
+            self._explained = None if self._metrics_at else self._explained
+            self.flush()
+
+    async def _stop(self, wait: bool = True) -> None:
+        """Pauses; with `wait`, until the step under way is done."""
+        self.playing = False
+        task = self._task
+        if task is None or task.done():
+            return
+        self._tell(playing=False)
+        if wait:
+            await asyncio.wait([task])
+
+    # inputs -------------------------------------------------------------------------------------------------------------
+
+    async def _input(self, cmd: str, f: Callable[[], Any], **more: Any) -> Any:
+        """An input of the user: taken between two steps. The answer goes back to where it was typed."""
+        try:
+            result = await self._work(f)
+        except UserErrors as e:
+            self._post({"type": "said", "cmd": cmd, "error": _text(e), **more})
+            return None
+        s = self.session
+        if s is not None:
+            self._tell(num_requests=s.num_requests if not self._jobs else self._live["num_requests"], banner=None if not isinstance(s, Recording) else self._live.get("banner"))
+        return result
+
+    async def _add(self, m: dict[str, Any]) -> None:
+        s = self.session
+        if not isinstance(s, Session):
+            self._post({"type": "said", "cmd": "add", "error": "This is a recording: run it again to add requests."})
+            return
+        text, most = str(m.get("prompt", "")), m.get("max_tokens")
+        if isinstance(most, float) and most.is_integer():
+            most = int(most)
+        rid = await self._input("add", lambda: s.add(text, max_tokens=most, chat=s.tokenizer is not None))
+        if rid is not None:
+            self._post({"type": "said", "cmd": "add", "id": rid})
+
+    async def _set(self, field: str, value: Any) -> None:
+        s = self.session
+        if not isinstance(s, Session):
+            return
+        try:
+            value = typed = opening.typed(field, value)
+            if not CONFIG_FIELDS[field].metadata["live"]:
+                raise ConfigError(f"{field} takes a restart")
+            await self._work(lambda: s.configure(**{field: typed}))
+        except UserErrors as e:
+            self._refuse(e, field)
+            return
+        self.settings.config[field] = value
+        self._post({"type": "said", "field": field, "error": ""})
+        self._post({"type": "said", "cmd": "set", "field": field, "error": ""})
+
+    async def _save(self, s: Shown) -> None:
+        def job() -> bytes:
+            with tempfile.TemporaryDirectory() as folder:
+                return s.trace.save(Path(folder) / "run.jsonl.gz").read_bytes()
+
+        data = await self._work(job)
+        self._post({"type": "save", "name": f"cbviz-{s.workload_name or 'run'}-{len(s.trace)}-steps.jsonl.gz"}, [data])
+
+    def close(self) -> None:
+        """Stops playing and lets go of the session (which lives on if it came from outside)."""
+        self.playing = False
+        self._unsubscribe()
+        for task in list(self._tasks):
+            task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.session is not None and self._own:
+            self.session.close()
+
+
+def _text(e: BaseException) -> str:
+    text = str(e.args[0]) if isinstance(e, KeyError) and e.args else str(e)
+    return text or type(e).__name__

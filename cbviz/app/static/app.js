@@ -1,0 +1,163 @@
+// render({ model, el, Plotly }): the whole page. `model` needs only send/on/off of the anywidget interface.
+// Messages: the kernel sends a picture (`seq`), the page draws it in one animation frame and acknowledges at the frame's start.
+import { Run, Timeline } from "./store.js";
+import { STATES, STATE_TEXT } from "./color.js";
+import { sig, percent } from "./format.js";
+import { readTheme, watchTheme, chooseTheme, inVoila } from "./theme.js";
+import { paintTimeline } from "./raster.js";
+import { TimelineView } from "./timeline.js";
+import { BlockView } from "./blockmap.js";
+import { SeriesView } from "./series.js";
+import { BatchBar } from "./batch.js";
+import { QueuePanel, TablePanel, WhyPanel, MetricsPanel, TextPanel, BatchPanel } from "./panels.js";
+import { Controls, PromptBox } from "./controls.js";
+import { h, icon, ICON, setText } from "./dom.js";
+const KEYS = [["Space", "play or pause"], ["→", "one step on (a recorded one, or a new one)"], ["←", "one step back"], [". and ,", "one event on or back, inside the step"], ["Home, End", "first or last recorded step"], ["↑ ↓", "in the timeline: the request above or below"], ["/", "to the prompt box"], ["Esc", "drop the selection, close what is open"], ["?", "this list"]];
+const SPEEDS = [["1", "1 step/s"], ["2", "2 steps/s"], ["5", "5 steps/s"], ["10", "10 steps/s"], ["30", "30 steps/s"], ["0", "full speed"]];
+
+export async function render({ model, el, Plotly }) {
+  const app = { R: null, th: readTheme(el), sel: -1, why: null, metrics: null, live: {}, frames: 0 };
+  let raf = 0, lastSeq = 0, ackDue = false, dead = false, views = null, domAt = 0, domTimer = 0, sumAt = 0, sayTimer = 0, seekTo = null;
+  app.send = (cmd, more = {}) => model.send({ type: "cmd", cmd, ...more });
+  app.dirty = () => { if (!raf && !dead) raf = requestAnimationFrame(flush); };
+  app.numRequests = () => app.live.num_requests || 0;
+
+  // the page -----------------------------------------------------------------------------------------------------------
+  const live = h("div", { class: "cb-sr", role: "status", "aria-live": "polite" }); app.say = (s) => { clearTimeout(sayTimer); sayTimer = setTimeout(() => setText(live, s), 120); };
+  const button = (cls, ic, text, title, cmd, shown = false) => h("button", { type: "button", class: `cb-btn ${cls}${shown ? "" : " cb-only"}`, title, "aria-label": text, onclick: cmd }, icon(ICON[ic]), shown ? h("span", { text }) : null);
+  const title = h("span", { class: "cb-what" }), st = { step: h("b", { text: "step 0" }), of: h("span", { class: "cb-dim" }), req: h("span", { text: "requests 0/0" }), rate: h("span"), kv: h("span") };
+  const status = h("div", { class: "cb-status" }, h("span", {}, st.step, st.of), st.req, st.rate, st.kv);
+  const themeButton = h("button", { type: "button", class: "cb-btn cb-theme", onclick: () => { const v = app.th.dark ? "light" : "dark"; chooseTheme(v); retheme(); } });
+  const header = h("header", { class: "cb-head" }, h("strong", { class: "cb-brand", text: "cbviz" }), title, h("span", { class: "cb-grow" }), status, themeButton, h("button", { type: "button", class: "cb-btn cb-only cb-help", title: "Keyboard shortcuts (?)", "aria-label": "Keyboard shortcuts", text: "?", onclick: () => help() }));
+  const scrub = h("input", { type: "range", class: "cb-scrub", min: 0, max: 0, value: 0, "aria-label": "Step", oninput: () => app.seek(Number(scrub.value)) });
+  const speed = h("select", { class: "cb-speed", "aria-label": "Speed of play", onchange: () => app.send("speed", { value: Number(speed.value) }) }, ...SPEEDS.map(([v, t]) => h("option", { value: v, text: t, selected: v === "10" })));
+  const playButton = button("cb-play", "play", "Play", "Play (Space)", () => app.send("play"), true), stepButton = button("cb-step cb-primary", "step", "Step", "One step (→)", () => app.step(), true);
+  const transport = h("div", { class: "cb-transport", role: "toolbar", "aria-label": "Transport" }, button("cb-reset", "reset", "Restart from step 0", "Restart: step 0, same workload, same settings", () => app.send("reset")), button("cb-back", "back", "One recorded step back", "One step back (←)", () => app.send("back")), stepButton, playButton,
+    button("cb-pause", "pause", "Pause", "Pause (Space)", () => app.send("pause"), true), button("cb-end", "end", "Last recorded step", "Last recorded step (End)", () => app.send("end")), scrub, speed, button("cb-save", "save", "Save", "Download this recording (.jsonl.gz)", () => app.send("save"), true));
+  const banner = h("div", { class: "cb-banner", hidden: true, role: "status" }), bannerText = h("span"), bannerBar = h("progress", { max: 1, hidden: true, "aria-label": "Progress" }), bannerButton = h("button", { type: "button", class: "cb-btn", hidden: true }), bannerClose = h("button", { type: "button", class: "cb-btn cb-only", "aria-label": "Close", text: "×", onclick: () => { banner.hidden = true; } }); banner.append(bannerText, bannerBar, bannerButton, bannerClose);
+
+  const panels = {};
+  function panel(name, text, extra = [], cls = "") {
+    const body = h("div", { class: "cb-body" }), t = h("h2", { text }), sub = h("span", { class: "cb-subtitle" });
+    const max = h("button", { type: "button", class: "cb-tool cb-max", title: "Enlarge", "aria-label": `Enlarge ${text}`, onclick: () => enlarge(name) }, icon(ICON.max, 11));
+    const p = h("section", { class: `cb-panel cb-${name} ${cls}`, "aria-label": text }, h("div", { class: "cb-phead" }, t, sub, h("span", { class: "cb-grow" }), ...extra, max), body);
+    panels[name] = { p, body, title: t, sub, max }; return p;
+  }
+  const fit = (get) => h("button", { type: "button", class: "cb-tool", title: "Show everything (double click)", "aria-label": "Show everything", onclick: () => views && get().f.fit() }, icon(ICON.fit, 11));
+  const stateKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of states" }), blockKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of blocks" });
+  const abort = h("button", { type: "button", class: "cb-btn cb-small cb-abort", text: "Abort", hidden: true, onclick: () => { if (app.sel >= 0) app.send("abort", { id: app.R.id(app.sel) }); } });
+  const side = h("aside", { class: "cb-left" }, panel("controls", "Setup"), panel("promptbox", "New request"));
+  const mid = h("div", { class: "cb-mid" }, panel("timeline", "Timeline", [stateKey, fit(() => views.tv)]), h("div", { class: "cb-midrow" }, panel("blocks", "KV blocks", [fit(() => views.bv)]), h("div", { class: "cb-stack" }, panel("batch", "Batch"), panel("util", "Utilisation"))), panel("tokens", "Text"));
+  const right = h("div", { class: "cb-right" }, panel("why", "Why"), panel("queue", "Queue"), panel("table", "Block table", [abort]), panel("metrics", "Metrics"));
+  const main = h("main", { class: "cb-main" }, side, mid, right), keysBox = h("dialog", { class: "cb-keys", "aria-label": "Keyboard shortcuts" }, h("h2", { text: "Keyboard" }), h("dl", {}, ...KEYS.map(([k, t]) => h("div", {}, h("dt", { text: k }), h("dd", { text: t })))), h("button", { type: "button", class: "cb-btn", text: "Close", onclick: () => keysBox.close() }));
+  const root = h("div", { class: "cb-root", tabindex: "-1", "data-lm-suppress-shortcuts": "true" }, header, transport, banner, main, live, keysBox);
+  const hint = h("div", { class: "cb-hint", hidden: true }, h("b", { text: "Press Step" }), " or the right arrow key to run the first iteration. ", h("span", { text: "Space plays. Point at anything to read it, click a request to follow it everywhere." })); panels.timeline.body.append(hint);
+  const loading = h("div", { class: "cb-wait" }, h("span", { text: "starting the engine" })); panels.timeline.body.append(loading);
+  panels.blocks.body.append(h("div", { class: "cb-plot" })); panels.blocks.p.append(blockKey); panels.util.body.append(h("div", { class: "cb-plot" }));
+  const controls = new Controls(panels.controls.body, app), promptBox = new PromptBox(panels.promptbox.body, app), utilText = h("div", { class: "cb-note cb-utiltext" }); panels.util.p.append(utilText);
+  const bar = new BatchBar(h("canvas", { class: "cb-batchbar", role: "img", "aria-label": "Batch" }), app);
+  const words = { queue: new QueuePanel(panels.queue.body, app), table: new TablePanel(panels.table.body, app, panels.table.title, abort), why: new WhyPanel(panels.why.body, app, panels.why.title), metrics: new MetricsPanel(panels.metrics.body, app, panels.metrics.sub), tokens: new TextPanel(panels.tokens.body, app), batch: new BatchPanel(panels.batch.body, app, bar, panels.batch.sub) };
+  el.classList.add("cb-host"); el.append(root); if (inVoila()) root.classList.add("cb-full");
+
+  let big = null;
+  function enlarge(name) { if (big) { panels[big].p.classList.remove("cb-big"); panels[big].max.setAttribute("aria-label", `Enlarge ${panels[big].title.textContent}`); } big = big === name ? null : name; if (big) { panels[big].p.classList.add("cb-big"); panels[big].max.setAttribute("aria-label", "Back to its place"); } root.classList.toggle("cb-hasbig", !!big); bar.dirty = true; app.dirty(); }
+  function help() { if (keysBox.open) keysBox.close(); else keysBox.showModal(); }
+  const sizes = new ResizeObserver(() => { const w = root.clientWidth; root.classList.toggle("cb-narrow", w < 700); root.classList.toggle("cb-middle", w >= 700 && w < 1080); bar.dirty = true; app.dirty(); }); sizes.observe(root);
+
+  // what the user does ---------------------------------------------------------------------------------------------------
+  app.step = () => app.send("step");
+  app.seek = (n) => { if (seekTo === null) requestAnimationFrame(() => { app.send("seek", { step: seekTo }); seekTo = null; }); seekTo = n; };      // scrubbing: one a frame
+  app.select = (r) => {
+    app.sel = r; const R = app.R; app.say(r < 0 ? "Selection cleared" : `${R.id(r)} selected${R.rows[r] ? `, ${STATE_TEXT[STATES[R.rows[r].code]]}, ${R.rows[r].blocks.length} blocks` : ""}`);
+    if (views) { views.tv.f.dov = true; views.bv.f.du = true; } paintWords(); app.dirty();
+  };
+  root.addEventListener("keydown", (e) => {
+    if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return; const t = e.target, typing = t.matches("textarea, select, input:not([type=range]):not([type=checkbox])"); if (keysBox.open && e.key !== "?" && e.key !== "Escape") return;
+    const k = e.key; let done = true; if (k === "Escape") { if (keysBox.open) keysBox.close(); else if (big) enlarge(big); else if (typing) root.focus(); else if (app.sel >= 0) app.select(-1); else done = false; }
+    else if (typing) return;
+    else if (k === "?") help(); else if (k === "/") promptBox.text.focus(); else if (k === " ") { if (t.tagName === "BUTTON" || t.type === "checkbox") return; app.send(app.live.playing ? "pause" : "play"); }
+    else if (k === "ArrowRight") app.step(); else if (k === "ArrowLeft") app.send("back"); else if (k === "Home") app.seek(0); else if (k === "End") app.send("end"); else if (k === ".") app.send("event", { by: 1 }); else if (k === ",") app.send("event", { by: -1 }); else done = false;
+    if (done) { e.preventDefault(); e.stopPropagation(); }
+  });
+  // In Voilà the page is ours: keys work wherever the focus is. In JupyterLab only inside the widget.
+  const outer = (e) => { if (inVoila() && !root.contains(e.target)) root.dispatchEvent(new KeyboardEvent("keydown", { key: e.key, bubbles: false, cancelable: true, ctrlKey: e.ctrlKey, metaKey: e.metaKey, altKey: e.altKey })) || e.preventDefault(); };
+  document.addEventListener("keydown", outer); root.addEventListener("mousedown", (e) => { if (!e.target.closest("button, input, select, textarea, .cb-frame, dialog, label, a")) setTimeout(() => { if (!root.contains(document.activeElement)) root.focus({ preventScroll: true }); }, 0); });
+
+  // drawing --------------------------------------------------------------------------------------------------------------
+  function legends() {
+    const dpr = devicePixelRatio || 1, swatch = (s) => { const c = h("canvas", { "aria-hidden": "true" }), W = Math.round(22 * dpr), H = Math.round(12 * dpr), tl = new Timeline(1); c.width = W; c.height = H; c.style.cssText = "width:22px;height:12px"; tl.push(0, 1, s); tl.t = 11; const im = new ImageData(W, H); paintTimeline(new Uint32Array(im.data.buffer), W, H, tl, { x0: 0.5, x1: 10.5, y0: -0.5, y1: 0.5 }, app.th.lut, dpr); c.getContext("2d").putImageData(im, 0, 0); return c; };
+    const seen = app.seen || (app.seen = new Set([1, 2, 3, 4, 6])), order = [1, 2, 3, 10, 4, 5, 7, 8, 9, 11, 12, 6]; stateKey.replaceChildren(...order.filter((s) => seen.has(s)).map((s) => h("span", { class: "cb-key" }, swatch(s), STATE_TEXT[STATES[s]])));
+    const b = (cls, t) => h("span", { class: "cb-key" }, h("i", { class: "cb-sw " + cls, "aria-hidden": "true" }), t); blockKey.replaceChildren(b("cb-sw-used", "in use"), b("cb-sw-part", "partly filled"), b("cb-sw-shared", "shared"), b("cb-sw-cached", "free, cached"), b("cb-sw-free", "free"), b("cb-sw-null", "null"), b("cb-sw-mark", "changed now"));
+  }
+  function paintTheme() {
+    const th = app.th, v = { bg: th.bg, page: th.page, fg: th.fg, mute: th.mute, line: th.line, track: th.track, accent: th.accent, onaccent: th.onAccent, bad: th.bad, hot: th.hot, mark: th.mark, tip: th.tip, tipfg: th.tipfg, free: th.free, used: th.own.css[0], tint: th.own.tint[0], ink: th.own.ink[0], prefill: th.state.prefill[0], decode: th.state.decode[0], warn: th.state.preempted[0], good: th.dark ? "#5dbb8a" : "#1a7f4b" };
+    for (const k in v) root.style.setProperty("--cb-" + k, v[k]); root.style.colorScheme = th.dark ? "dark" : "light"; root.style.fontFamily = th.font; root.setAttribute("data-theme", th.dark ? "dark" : "light"); setText(themeButton, th.dark ? "Light" : "Dark"); themeButton.title = `Switch to the ${th.dark ? "light" : "dark"} theme`;
+    if (inVoila()) { document.body.style.background = th.page; document.documentElement.style.colorScheme = root.style.colorScheme; } legends();
+  }
+  async function retheme() { if (dead) return; const th = readTheme(el); if (th.dark === app.th.dark && views) return; app.th = th; paintTheme(); if (views) await Promise.all([views.tv.f.retheme(th), views.bv.f.retheme(th), views.sv.f.retheme(th)]); bar.dirty = true; paintWords(); app.dirty(); }
+  const unwatch = watchTheme(retheme); paintTheme();
+  function ack() { if (!ackDue) return; ackDue = false; model.send({ type: "ack", seq: lastSeq }); }
+  function paintHead() {
+    const R = app.R, L = app.live; if (L.title) { const t = L.title.join("  ·  "); setText(title, t); title.title = t; }
+    if (!R) return; const c = R.bl.counts(), rate = R.rate();
+    setText(st.step, `step ${R.step}`); setText(st.of, (R.event !== null ? ` event ${R.event}` : "") + (R.steps > R.step ? ` of ${R.steps}` : "")); setText(st.req, `requests ${R.done()}/${Math.max(app.numRequests(), R.ids.length)} done`); setText(st.rate, isFinite(rate) ? `${sig(rate)} tok/s ${R.meta.clock}` : ""); st.rate.title = "Output tokens a second over the last 20 steps"; setText(st.kv, c.total ? `KV ${percent(c.used / c.total)}` : ""); st.kv.title = `${c.used} of ${c.total} blocks in use; cached blocks count as free`;
+    if (document.activeElement !== scrub || seekTo === null) { scrub.max = R.steps; scrub.value = R.step; } scrub.setAttribute("aria-valuetext", `step ${R.step} of ${R.steps}`); scrub.style.setProperty("--done", R.steps ? (100 * R.step / R.steps) + "%" : "0%");
+    hint.hidden = R.steps > 0 || !!L.loading; root.classList.toggle("cb-past", R.step < R.steps);
+    const i = R.step - 1; if (i >= 0 && views) { setText(utilText, `${R.meta.clock === "modelled" ? "modelled" : "achieved"}: ${views.sv.text(i)}`); utilText.title = utilText.textContent; } else setText(utilText, "");
+  }
+  function paintWords() { clearTimeout(domTimer); domTimer = 0; domAt = performance.now(); if (app.R) for (const k in words) words[k].draw(); }
+  function flush() {
+    raf = 0; if (dead || !app.R || !views) return; ack();      // credit goes back when the frame starts: the kernel works while we paint
+    if (app.advanced) { app.advanced = false; views.tv.advance(); views.bv.f.du = true; views.sv.advance(app.wasReset); app.wasReset = false; paintHead(); const now = performance.now(), gap = app.live.playing ? Math.max(80, 4 * (app.wordsCost || 0)) : 0; if (now - domAt >= gap) { paintWords(); app.wordsCost = performance.now() - now; } else if (!domTimer) domTimer = setTimeout(() => { paintWords(); app.dirty(); }, gap - (now - domAt)); }
+    const a = views.tv.f.flush(), b = views.bv.f.flush(); views.sv.f.flush(); bar.paint(); if (a || b) app.frames++;
+    const now = performance.now(); if (now - sumAt > 2000) { sumAt = now; views.tv.f.under.setAttribute("aria-label", views.tv.summary()); views.bv.f.under.setAttribute("aria-label", views.bv.summary()); }
+  }
+  // messages -------------------------------------------------------------------------------------------------------------
+  async function picture(m, bufs) {
+    const buf = {}; m.b.forEach((n, i) => { buf[n] = bufs[i]; }); lastSeq = m.seq; ackDue = true; if (m.live) app.live = m.live;
+    if (m.reset) {
+      const had = app.R && app.sel >= 0 ? app.R.id(app.sel) : null; app.R = new Run(m); app.why = null; app.metrics = null; app.wasReset = true; app.R.apply(m, buf); app.sel = had !== null && app.R.index.has(had) ? app.R.index.get(had) : -1;
+      const key = [app.R.bl.n, app.R.meta.peak_bytes_s > 0 && app.R.meta.peak_flops_s > 0].join();
+      if (!views || views.key !== key) {
+        if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } loading.hidden = true;
+        const tv = new TimelineView(Plotly, panels.timeline.body, app), bv = new BlockView(Plotly, panels.blocks.body.firstChild, app), sv = new SeriesView(Plotly, panels.util.body.firstChild, app); await tv.f.init(app.th); await bv.f.init(app.th); await sv.f.init(app.th); views = { tv, bv, sv, key }; Object.assign(app, views);
+      } else { views.tv.win = 60; views.tv.follow = true; views.tv.n = undefined; views.tv.tkey = null; }
+      const M = app.R.meta; setText(panels.util.title, M.clock === "modelled" ? "Utilisation, modelled" : "Utilisation"); setText(panels.util.sub, views.sv.share ? `share of ${M.device || "the machine"}'s ${M.peaks_measured ? "measured" : "data-sheet"} peak` : "no peak known: absolute");
+      panels.util.sub.replaceChildren(h("i", { class: "cb-line", style: "--i:0", "aria-hidden": "true" }), "bytes/s ", h("i", { class: "cb-line cb-dot", "aria-hidden": "true" }), "FLOP/s ", h("span", { text: panels.util.sub.textContent })); panels.util.sub.title = panels.util.sub.textContent;
+    } else app.R.apply(m, buf);
+    const seen = app.seen.size; for (const q of app.R.rows) if (q && q.code) app.seen.add(q.code); if (app.seen.size > seen) legends();
+    promptBox.joined(app.R); app.advanced = true; if (document.hidden) ack(); else app.dirty();
+  }
+  function liveUpdate(m) {
+    app.live = { ...app.live, ...m.live }; const L = app.live; root.classList.toggle("cb-playing", !!L.playing); playButton.setAttribute("aria-pressed", String(!!L.playing)); root.setAttribute("aria-busy", String(!!L.loading)); if (L.speed !== undefined && document.activeElement !== speed) speed.value = String(L.speed);
+    stepButton.disabled = !!L.loading; playButton.disabled = !!L.loading; promptBox.button.disabled = !!L.loading || !!L.recording; promptBox.button.title = L.recording ? "This is a recording: run it again to add requests" : ""; if (L.max_model_len) promptBox.max.max = L.max_model_len;
+    const note = L.loading || L.banner; banner.hidden = !note; banner.className = "cb-banner" + (L.loading ? " cb-loading" : "") + (L.bad ? " cb-badbanner" : ""); setText(bannerText, note || ""); bannerBar.hidden = !L.loading; if (L.progress >= 0) bannerBar.value = L.progress; else bannerBar.removeAttribute("value"); bannerClose.hidden = !!L.loading; bannerButton.hidden = !L.offer; if (L.offer) { setText(bannerButton, L.offer.text); bannerButton.onclick = () => app.send(L.offer.cmd); }
+    if (!app.R) { loading.hidden = false; setText(loading.firstChild, note || "starting the engine"); } paintHead(); if (views && app.R) { if (views.tv.n !== undefined && views.tv.nrows() !== views.tv.n) { app.advanced = true; app.dirty(); } }
+  }
+  function said(m) {       // an error or a confirmation, put where it belongs
+    if (m.cmd === "add") { if (m.error) promptBox.fail(m.error); else { promptBox.added(m.id); app.wantSel = m.id; } }
+    else if (m.cmd === "abort") app.say(m.error || `${m.id} will be aborted before the next step`);
+    else if (m.field) { if (!controls.fail(m.field, m.error || "") && m.error) liveUpdate({ live: { banner: m.error, bad: true } }); }
+    else if (m.error) liveUpdate({ live: { banner: m.error, bad: true } });
+  }
+  function save(m, bufs) { const b = bufs[0], u = URL.createObjectURL(new Blob([b], { type: "application/gzip" })), a = h("a", { href: u, download: m.name }); root.append(a); a.click(); a.remove(); setTimeout(() => URL.revokeObjectURL(u), 10000); app.say(`Saved ${m.name}`); }
+  // Voilà starts a new kernel at each load: the address says which run it was, and where the cursor stood.
+  let placeTimer = 0; function place() { if (!app.live.run || placeTimer) return; placeTimer = setTimeout(() => { placeTimer = 0; const u = new URL(location.href), R = app.R; u.searchParams.set("run", app.live.run); if (R && R.step < R.steps) u.searchParams.set("step", R.step); else u.searchParams.delete("step"); if (u.href !== location.href) history.replaceState(history.state, "", u); }, 250); }
+  let chain = Promise.resolve(); const onmsg = (m, bufs) => { chain = chain.then(() => {
+    if (dead) return; if (m.type === "picture") { if (m.reset || app.R) return picture(m, bufs).then(place); } else if (m.type === "live") { liveUpdate(m); place(); } else if (m.type === "controls") controls.show(m); else if (m.type === "said") said(m); else if (m.type === "why") { app.why = m; if (app.R) words.why.draw(); } else if (m.type === "metrics") { app.metrics = m; if (app.R) words.metrics.draw(); } else if (m.type === "clear") controls.clear(); else if (m.type === "save") save(m, bufs);
+  }).catch((e) => { console.error(e); model.send({ type: "error", msg: String((e && e.stack) || e) }); }); };
+  const seen = () => { ack(); if (!document.hidden) app.dirty(); }; document.addEventListener("visibilitychange", seen);
+  model.on("msg:custom", onmsg); model.send({ type: "ready" });
+
+  // For tests: what has been decoded and drawn, not what the kernel meant. A pending frame is painted first.
+  const now = () => { if (raf) { cancelAnimationFrame(raf); flush(); } };
+  globalThis.cbviz = {
+    state() {
+      const R = app.R; if (!R) return null; now(); const requests = {}, n = R.bl.n;
+      R.rows.forEach((q, r) => { if (q) requests[R.id(r)] = { state: STATES[q.code], num_computed_tokens: q.computed, output_tokens: q.outputs, blocks: Array.from(q.blocks), num_preemptions: q.preemptions }; });
+      return { step: R.step, event: R.event, steps: R.steps, requests, owners: Array.from({ length: n }, (_, i) => (R.bl.refs(i) ? R.id(R.bl.owner(i)) : null)), refs: Array.from({ length: n }, (_, i) => R.bl.refs(i)), fills: Array.from({ length: n }, (_, i) => R.bl.fill(i)), cached: Array.from({ length: n }, (_, i) => !!(R.bl.flags(i) & 1)), waiting: R.waiting.map((r) => R.id(r)), running: R.running.map((r) => R.id(r)), playing: !!app.live.playing, selected: app.sel >= 0 ? R.id(app.sel) : null };
+    },
+    frames: () => app.frames, text: (id) => { const r = app.R.index.get(id); return app.R.out[r].text.slice(0, app.R.rows[r] ? app.R.rows[r].outputs : 0).join(""); }, idle: () => chain.then(now), app,
+  };
+  return () => { dead = true; cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } root.remove(); };
+}

@@ -1,0 +1,44 @@
+// What the user sets: scenario, model, discipline, policy, knobs, and prompts. Live knobs go out at once; the others wait for "Apply and restart".
+import { h, setText } from "./dom.js";
+export class Controls {
+  constructor(host, app) {
+    this.app = app; this.fields = new Map(); this.pending = {}; this.list = h("div", { class: "cb-fields" });
+    this.apply = h("button", { type: "button", class: "cb-apply", text: "Apply and restart", disabled: true, onclick: () => app.send("restart", { changes: this.pending }) });
+    this.notes = h("ul", { class: "cb-notes" }); host.append(this.list, this.apply, this.notes);
+  }
+  // m.fields: [{ name, label, kind: select|int|float|bool, value, options: [[value, text, help]], help, unit, min, max, live, cls }]
+  show(m) {
+    if (this.names !== m.fields.map((f) => f.name).join()) { this.names = m.fields.map((f) => f.name).join(); this.fields.clear(); this.list.replaceChildren(); for (const f of m.fields) this.build(f); }
+    for (const f of m.fields) { const x = this.fields.get(f.name); x.f = f; if (f.kind === "select") this.options(x, f.options); if (!(f.name in this.pending) && document.activeElement !== x.input) this.write(x, f.value); if (f.name in this.pending && this.same(this.pending[f.name], f.value)) { delete this.pending[f.name]; this.write(x, f.value); } x.input.disabled = !!m.locked; }
+    this.notes.replaceChildren(...(m.notes || []).map((t) => h("li", { text: t }))); this.mark();
+  }
+  same(a, b) { return String(a ?? "") === String(b ?? ""); }
+  build(f) {
+    const id = "cb-f-" + f.name, cls = f.cls || "cb-f-" + f.name, x = { f }, change = () => this.changed(x);
+    x.input = f.kind === "select" ? h("select", { id, class: cls, onchange: change }) : f.kind === "bool" ? h("input", { type: "checkbox", id, class: cls, onchange: change }) : h("input", { type: "number", id, class: cls, inputmode: "numeric", min: f.min, max: f.max, step: f.kind === "float" ? "any" : 1, placeholder: f.placeholder, onchange: change, onkeydown: (e) => { if (e.key === "Escape") { this.write(x, x.f.value); this.changed(x); } } });
+    x.error = h("p", { class: "cb-error", id: id + "-e", role: "alert", hidden: true }); x.input.setAttribute("aria-describedby", id + "-e");
+    x.label = h("label", { for: id, title: f.help + (f.live ? "" : " Takes a restart.") }, f.label); x.row = h("div", { class: "cb-field" }, x.label, x.input, x.error); this.fields.set(f.name, x); this.list.append(x.row);
+  }
+  options(x, list) { const key = list.map((o) => o[0] + o[1]).join("|"); if (x.key === key) return; x.key = key; const v = x.input.value; x.input.replaceChildren(...list.map(([value, text, help]) => h("option", { value, text, title: help }))); x.input.value = v; }
+  write(x, v) { if (x.f.kind === "bool") x.input.checked = !!v; else x.input.value = v ?? ""; if (x.f.kind === "select") { const o = (x.f.options || []).find((p) => p[0] === v); x.input.title = o && o[2] ? o[2] : x.f.help; } }
+  read(x) { return x.f.kind === "bool" ? x.input.checked : x.f.kind === "select" ? x.input.value : x.input.value.trim(); }
+  changed(x) {
+    const v = this.read(x), { name, live, value } = x.f; this.fail(name, ""); if (x.f.kind !== "bool" && x.f.kind !== "select" && x.input.validity.badInput) return this.fail(name, `${x.f.label}: this is not a number`);
+    if (live) this.app.send("set", { field: name, value: v }); else { if (this.same(v, value)) delete this.pending[name]; else this.pending[name] = v; this.mark(); }
+  }
+  mark() { for (const [n, x] of this.fields) x.row.classList.toggle("cb-pending", n in this.pending); const k = Object.keys(this.pending).length; this.apply.disabled = !k; setText(this.apply, k ? `Apply and restart (${k})` : "Apply and restart"); }
+  fail(field, text) { const x = this.fields.get(field); if (!x) return false; setText(x.error, text); x.error.hidden = !text; x.input.setAttribute("aria-invalid", String(!!text)); return true; }
+  clear() { for (const n of this.fields.keys()) this.fail(n, ""); }
+}
+export class PromptBox {
+  constructor(host, app) {
+    this.app = app; this.text = h("textarea", { class: "cb-prompt", rows: 3, placeholder: "Type a prompt; it joins the next step", "aria-label": "Prompt", "aria-describedby": "cb-prompt-e", maxlength: 200000, onkeydown: (e) => { if (e.key === "Enter" && !e.shiftKey) { e.preventDefault(); this.add(); } } });
+    this.max = h("input", { type: "number", class: "cb-maxtokens", min: 1, value: 64, "aria-label": "Most new tokens" }); this.error = h("p", { class: "cb-error", id: "cb-prompt-e", role: "alert", hidden: true }); this.said = h("p", { class: "cb-note", role: "status" });
+    this.button = h("button", { type: "button", class: "cb-add", text: "Add", onclick: () => this.add() });
+    host.append(this.text, h("div", { class: "cb-row" }, h("label", { class: "cb-inline" }, "max tokens", this.max), this.button), this.error, this.said);
+  }
+  add() { this.fail(""); const n = this.max.value.trim(); this.waiting = this.text.value; this.app.send("add", { prompt: this.text.value, max_tokens: n === "" ? null : Number(n) }); }
+  fail(t) { setText(this.error, t); this.error.hidden = !t; if (t) setText(this.said, ""); this.text.setAttribute("aria-invalid", String(!!t)); }
+  added(id) { if (this.text.value === this.waiting) this.text.value = ""; setText(this.said, `${id} joins the next step`); this.joining = id; }
+  joined(R) { if (this.joining && R.index.has(this.joining)) { setText(this.said, ""); this.joining = null; } }
+}

@@ -1,0 +1,9 @@
+// Numbers and names as people read them. Pure: no DOM.
+export const nf = new Intl.NumberFormat("en-US");
+export function seconds(s) { if (s == null || !isFinite(s)) return "–"; const a = Math.abs(s); return a >= 100 ? s.toFixed(0) + " s" : a >= 1 ? s.toFixed(2) + " s" : a >= 1e-3 ? sig(s * 1e3) + " ms" : a > 0 ? sig(s * 1e6) + " µs" : "0 s"; }
+export function sig(v) { const a = Math.abs(v); return a >= 100 ? nf.format(Math.round(v)) : a >= 10 ? v.toFixed(1) : v.toFixed(2); }
+export const percent = (v) => (v == null || !isFinite(v) ? "–" : (100 * v).toFixed(v < 0.0995 && v > 0 ? 1 : 0) + " %");
+export const plural = (n, one, many = one + "s") => `${nf.format(n)} ${n === 1 ? one : many}`;
+// What fits in a block's cell: the number at the end of an id, else its first letters.
+export function shortId(id) { const m = /(\d{1,4})$/.exec(id); return m ? String(+m[1]) : id.slice(0, 3); }
+export const cut = (s, n) => (s.length <= n ? s : s.slice(0, n - 1) + "…");

@@ -1,0 +1,110 @@
+// The panels made of words: text, why, queue, block table, metrics, batch list. Each reads the Run and rewrites only what changed.
+import { STATES, STATE_TEXT } from "./color.js";
+import { CACHED } from "./store.js";
+import { KINDS } from "./batch.js";
+import { nf, seconds, sig, percent, plural, cut } from "./format.js";
+import { h, sync, setText } from "./dom.js";
+
+export function chip(app, r, extra = "") { const b = h("button", { type: "button", class: "cb-chip " + extra, "data-request": app.R.id(r), onclick: () => app.select(app.sel === r ? -1 : r) }, h("i", { "aria-hidden": "true" }), h("span", { text: app.R.id(r) })); return paintChip(app, b, r); }
+function paintChip(app, b, r) { b.style.setProperty("--own", app.th.own.css[r & 255]); b.setAttribute("aria-pressed", String(app.sel === r)); const q = app.R.rows[r]; b.title = q ? `${app.R.id(r)}: ${STATE_TEXT[STATES[q.code]]}` : app.R.id(r); return b; }
+const chips = (app, host, list, most = 48) => { const over = list.length - most; sync(host, list.slice(0, most), (r) => app.R.id(r), (r) => chip(app, r), (n, r) => paintChip(app, n, r)); setText(host._more || (host._more = host.parentNode.appendChild(h("span", { class: "cb-more" }))), over > 0 ? `and ${nf.format(over)} more` : ""); };
+
+export function waitText(app, r) {
+  const q = app.R.rows[r]; if (!q || !q.wait) return ""; const n = nf.format(q.need), v = nf.format(q.have);
+  return { seats: `all seats are taken`, blocks: `needs ${plural(q.need, "block")}, ${v} free`, budget: `needs ${plural(q.need, "token")} of the step's budget, ${v} left`, batch: `the batch has not ended: ${plural(q.have, "request")} still running`, preempted: "nobody is admitted in a step that preempted",
+    "decode-step": "this step only decodes", watermark: `needs ${n} blocks above the watermark, ${v} free`, reserve: `its reservation of ${plural(q.need, "block")} does not fit, ${v} free`, policy: "the policy said no" }[q.wait] ?? q.wait;
+}
+export class QueuePanel {
+  constructor(host, app) { this.app = app; this.run = h("div", { class: "cb-chips" }); this.wait = h("div", { class: "cb-chips" }); this.rh = h("div", { class: "cb-sub" }); this.wh = h("div", { class: "cb-sub" }); this.why = h("div", { class: "cb-note" }); host.append(this.rh, h("div", {}, this.run), this.wh, h("div", {}, this.wait), this.why); }
+  draw() {
+    const { R } = this.app, seats = R.config.max_num_seqs; setText(this.rh, `running ${R.running.length}${seats ? ` of ${seats} seats` : ""}`); chips(this.app, this.run, R.running); setText(this.wh, `waiting ${R.waiting.length}`); chips(this.app, this.wait, R.waiting, 24);
+    const head = R.waiting[0], t = head === undefined ? "" : waitText(this.app, head); setText(this.why, t ? `${R.id(head)}: ${t}` : "");
+  }
+}
+
+export class TablePanel {
+  constructor(host, app, title, abort) { this.app = app; this.title = title; this.abort = abort; this.facts = h("dl", { class: "cb-facts" }); this.cells = h("div", { class: "cb-cells" }); this.none = h("p", { class: "cb-empty", text: "Pick a request: click its row in the timeline, one of its blocks, or its name anywhere." }); this.prompt = h("p", { class: "cb-note cb-prompttext" }); host.append(this.none, this.facts, this.cells, this.prompt); }
+  draw() {
+    const { R, sel } = this.app, q = sel >= 0 ? R.rows[sel] : null, who = sel >= 0 ? R.id(sel) : "";
+    setText(this.title, who ? `Block table of ${who}` : "Block table"); this.none.hidden = !!q || sel >= 0; this.facts.hidden = this.cells.hidden = !q; const i = sel >= 0 ? R.info[sel] : null; setText(this.prompt, i && i.prompt ? "“" + cut(i.prompt, 400) + "”" : ""); this.prompt.hidden = !(i && i.prompt);
+    this.abort.hidden = sel < 0; this.abort.disabled = !q || q.status === "finished" || q.status === "refused" || R.step !== R.steps;
+    this.abort.title = this.abort.disabled && q && R.step !== R.steps ? "Go to the last step first: an abort takes effect before the next one" : "Takes effect just before the next step";
+    if (!q) { if (sel >= 0) { this.facts.hidden = false; sync(this.facts, [["state", "not arrived"]], (f) => f[0], fact, fill); } return; }
+    const facts = [["state", q.end ? `${STATE_TEXT[STATES[q.code]]}: ${q.end}` : STATE_TEXT[STATES[q.code]]], ["prompt", plural(i.np, "token")], ["output", `${nf.format(q.outputs)} of ${nf.format(i.mt)}`], ["computed", `${nf.format(q.computed)} of ${nf.format(i.np + q.outputs)}`]];
+    if (q.cached) facts.push(["from cache", plural(q.cached, "token")]); if (q.preemptions) facts.push(["preempted", plural(q.preemptions, "time")]); if (i.pr) facts.push(["priority", String(i.pr)]);
+    sync(this.facts, facts, (f) => f[0], fact, fill);
+    const bl = R.bl, list = Array.from(q.blocks.slice(0, 400), (b, k) => [k, b]);
+    sync(this.cells, list, (c) => c[0] + ">" + c[1], ([k, b]) => h("span", { class: "cb-cell" }, h("i", { text: k + ">" }), h("b", { text: b ? String(b) : "null" }), h("em")), (n, [k, b]) => {
+      const refs = bl.refs(b), full = bl.fill(b) >= bl.size; n.classList.toggle("cb-shared", refs > 1); n.classList.toggle("cb-changed", !!bl.marked[b]); n.style.setProperty("--fill", Math.round(100 * Math.min(1, Math.max(0, (q.computed - k * bl.size) / bl.size))) + "%"); setText(n.lastChild, refs > 1 ? `×${refs}` : "");
+      n.title = `tokens ${k * bl.size}–${(k + 1) * bl.size - 1} stand in block ${b}` + (refs > 1 ? `, shared by ${refs} requests` : "") + (full ? "" : ", not full") + (bl.flags(b) & CACHED ? ", can be found by its hash" : "");
+    });
+  }
+}
+const fact = ([k]) => h("div", {}, h("dt", { text: k }), h("dd"));
+const fill = (n, [, v]) => setText(n.lastChild, v);
+
+const KIND_CLASS = { preempted: "bad", unscheduled: "bad", refused: "bad", not_admitted: "wait", notadmitted: "wait", waits: "wait", evicted: "warn", prefix_miss: "warn", prefixmiss: "warn", prefix_hit: "good", prefixhit: "good", finished: "good", admitted: "good" };
+// A sentence with its request ids as buttons.
+function sentence(app, text, ids) {
+  const out = [], known = ids.filter((i) => app.R.index.has(i)).sort((a, b) => b.length - a.length); let rest = text;
+  while (rest && known.length) {
+    let at = -1, who = ""; for (const id of known) { for (let p = rest.indexOf(id); p >= 0; p = rest.indexOf(id, p + 1)) { if (/[\w-]/.test(rest[p - 1] || " ") || /[\w-]/.test(rest[p + id.length] || " ")) continue; if (at < 0 || p < at) { at = p; who = id; } break; } }
+    if (at < 0) break; out.push(rest.slice(0, at)); const r = app.R.index.get(who); out.push(h("button", { type: "button", class: "cb-id", text: who, onclick: () => app.select(r) })); rest = rest.slice(at + who.length);
+  }
+  out.push(rest); return out;
+}
+export class WhyPanel {
+  constructor(host, app, title) { this.app = app; this.title = title; this.list = h("ol", { class: "cb-sentences" }); this.none = h("p", { class: "cb-empty" }); host.append(this.none, this.list); }
+  draw() {
+    const w = this.app.why, R = this.app.R; setText(this.title, R.step ? `Why, step ${nf.format(R.step)}` : "Why"); const late = !w || w.step !== R.step;
+    setText(this.none, !R.step ? "Each step is explained here: who was admitted, who waits and for what, who was preempted and why." : late ? "" : w.items.length ? "" : "Nothing was decided in this step but to go on."); this.none.hidden = !this.none.textContent;
+    if (!R.step) { this.list.replaceChildren(); this.key = ""; return; }
+    if (late) return; const key = `${w.step}:${w.items.length}:${R.event}`; if (this.key === key && this.w === w) return; this.key = key; this.w = w;
+    this.list.replaceChildren(...w.items.map((s) => h("li", { class: "cb-s-" + (KIND_CLASS[s.kind] ?? "plain"), "data-kind": s.kind }, ...sentence(this.app, s.text, s.ids))));
+  }
+}
+
+// title, how to write it, what it means
+const METRICS = {
+  mean_ttft_s: ["TTFT, mean", seconds, "Time from arrival to the first token"], p99_ttft_s: ["TTFT, p99", seconds, "99 of 100 requests had their first token sooner"], mean_itl_s: ["ITL, mean", seconds, "Time between two tokens of a request"], mean_tpot_s: ["TPOT, mean", seconds, "Time a token after the first, a request at a time"],
+  mean_e2e_s: ["E2E, mean", seconds, "Time from arrival to the last token"], mean_queue_s: ["queue, mean", seconds, "Time from arrival to the first step"], output_throughput: ["output", (v) => sig(v) + " tok/s", "Output tokens a second over the whole recording"], output_tokens: ["output tokens", (v) => nf.format(v), "Tokens sampled"], makespan_s: ["makespan", seconds, "From the first step to the last"],
+  batch_utilisation: ["batch utilisation", percent, "Useful tokens of those computed"], kv_usage_mean: ["KV in use, mean", percent, "Blocks in use of all, averaged over time"], prefix_hit_tokens: ["prefix hits", (v) => plural(v, "token"), "Tokens found in the cache"], num_preemptions: ["preemptions", (v) => nf.format(v), "How often a request lost its blocks"], recomputed_tokens: ["recomputed", (v) => plural(v, "token"), "Tokens computed again after a preemption"],
+};
+export class MetricsPanel {
+  constructor(host, app, title) { this.app = app; this.title = title; this.dl = h("dl", { class: "cb-facts cb-metricslist" }); this.none = h("p", { class: "cb-empty", text: "Figures appear with the first tokens." }); host.append(this.none, this.dl); }
+  draw() {
+    const m = this.app.metrics; this.none.hidden = !!m; this.dl.hidden = !m; setText(this.title, m ? `steps 1–${nf.format(m.steps)}, times ${m.clock}` : ""); if (!m || m === this.last) return; this.last = m;
+    const list = Object.entries(METRICS).filter(([k]) => typeof m.values[k] === "number" && isFinite(m.values[k])).map(([k, [t, f, help]]) => [t, f(m.values[k]), help, k]);
+    sync(this.dl, list, (x) => x[0], (x) => { const n = fact(x); n.title = x[2]; n.setAttribute("data-metric", x[3]); return n; }, fill);
+  }
+}
+
+export class TextPanel {
+  constructor(host, app, most = 40, window = 400) { Object.assign(this, { app, most, window }); this.host = h("div", { class: "cb-texts" }); this.none = h("p", { class: "cb-empty", text: "The words of each request appear here as it is served." }); this.more = h("p", { class: "cb-note" }); host.append(this.none, this.host, this.more); }
+  draw() {
+    const { R, sel } = this.app, by = { running: [], preempted: [], waiting: [], finished: [], refused: [] };
+    R.rows.forEach((q, r) => { if (q) (q.outputs || q.status === "running" || r === sel ? by[q.status] : by.refused).push(r); });
+    let list = [...by.running, ...by.preempted, ...by.waiting, ...by.finished.reverse()]; const all = list.length; if (sel >= 0 && list.includes(sel)) list = [sel, ...list.filter((r) => r !== sel)];
+    list = list.slice(0, this.most); this.none.hidden = all > 0; setText(this.more, all > list.length ? `and ${plural(all - list.length, "request")} more: pick one in the timeline to read it` : "");
+    sync(this.host, list, (r) => R.id(r), (r) => this.make(r), (n, r) => this.row(n, r));
+  }
+  make(r) { const said = h("div", { class: "cb-words" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said))); n._said = said; n._from = 0; n._n = 0; n._new = []; return n; }
+  row(n, r) {
+    const { R, sel, th } = this.app, q = R.rows[r], o = R.out[r], want = q.outputs, said = n._said; n.firstChild.style.setProperty("--own", th.own.css[r & 255]); n.firstChild.setAttribute("aria-pressed", String(r === sel)); n.classList.toggle("cb-picked", r === sel); n.setAttribute("data-state", STATES[q.code]);
+    const from = Math.max(0, Math.floor((want - this.window) / 100) * 100);
+    if (n._run !== R || from !== n._from || want < n._from) { said.replaceChildren(); n._from = n._n = from; n._run = R; n._new = []; if (from) said.append(h("span", { class: "cb-note", text: "… " })); }
+    while (n._n > want) { said.lastChild.remove(); n._n--; }
+    for (; n._n < want; n._n++) said.append(h("span", { text: o.text[n._n], title: `token ${n._n + 1}, step ${o.step[n._n]}` }));
+    for (const s of n._new) s.classList.remove("cb-new"); n._new = [];
+    for (let i = want - 1, s = said.lastChild; i >= n._from && o.step[i] === R.step && s; i--, s = s.previousSibling) { s.classList.add("cb-new"); n._new.push(s); }
+  }
+}
+
+export class BatchPanel {
+  constructor(host, app, bar, title) { Object.assign(this, { app, bar, title }); this.sums = h("div", { class: "cb-sums" }); this.rows = h("div", { class: "cb-batchrows" }); host.append(bar.c, this.sums, this.rows); }
+  draw() {
+    const { R } = this.app, s = this.bar.sums(), total = s.reduce((a, b) => a + b, 0); this.bar.dirty = true; setText(this.title, R.step ? `${plural(total, "token")}${R.config.budget ? ` of ${nf.format(R.config.budget)}` : ""}, ${plural(R.chunks.length, "request")}` : "");
+    sync(this.sums, KINDS.map((k, i) => [k, s[i]]).filter((x) => R.step && (x[1] || x[0] === "prefill" || x[0] === "decode")), (x) => x[0], ([k]) => h("span", { class: "cb-sum" }, h("i", { "data-kind": k, "aria-hidden": "true" }), h("b"), h("span", { text: " " + k })), (n, x) => { n.firstChild.style.background = this.app.th.state[x[0]][0]; setText(n.childNodes[1], nf.format(x[1])); });
+    sync(this.rows, R.chunks.slice(0, 40), (k) => R.id(k.r), (k) => h("div", { class: "cb-batchrow" }, chip(this.app, k.r), h("i", { "aria-hidden": "true" }), h("span")), (n, k) => { paintChip(this.app, n.firstChild, k.r); n.childNodes[1].style.background = this.app.th.state[KINDS[k.kind]][0]; setText(n.lastChild, `${nf.format(k.n)} ${KINDS[k.kind]}, ${k.n > 1 ? `positions ${k.start}–${k.start + k.n - 1}` : `position ${k.start}`}`); });
+  }
+}

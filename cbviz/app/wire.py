@@ -1,0 +1,220 @@
+"""Encodes a trace at a cursor for the page, and remembers what the page has. Knows messages, no widget and no engine.
+
+A message is a small JSON head and named binary buffers. It holds what was added to the history (requests, segments of the timeline,
+words, one row of figures a step) and the state at the cursor: in full after a jump, else only what the steps in between changed.
+Reads only records, keyframes and states of its own, so the engine may append to the trace from another thread meanwhile.
+`static/store.js` is the reader.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from cbviz import events as ev
+from cbviz.messages import StepRecord
+from cbviz.trace import Cursor, Trace
+from cbviz.trace.metrics import work
+from cbviz.trace.state import CODE, NULL_BLOCK, RequestState, State
+
+SERIES = ("t0", "t1", "busy", "sampled", "useful", "recomputed", "padded", "rejected", "running", "waiting", "flops", "bytes")
+"""Columns of the figures of a step, float64. `busy`: seconds of the pass itself; `flops`, `bytes`: its work, NaN if unknown."""
+STATUS = ("waiting", "running", "preempted", "finished", "refused")
+KIND = {"prefill": 0, "decode": 1, "recompute": 2, "padded": 3}
+SAME_BLOCKS = 0xFFFFFFFF
+CACHED, NULL = 1, 2
+MOST_FOLDS = 200
+"""A jump of more steps is sent in full: folding them one by one would cost more."""
+
+_TABLE_EVENTS = (ev.Allocated, ev.Shared, ev.Preempted, ev.Freed, ev.OutOfWindow)
+
+
+def words(values: list[int]) -> bytes:
+    return array("I", values).tobytes()
+
+
+class Wire:
+    """One page's picture. `message` says what it lacks; `forget` makes the next one start from nothing (a reload)."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._trace: Trace | None = None
+        self._steps = 0
+        self._sent: list[int] = []
+        """Segments sent, a request."""
+        self._index: dict[str, int] = {}
+        self._words: dict[str, int] = {"": 0}
+        self._queue: tuple[list[str], list[str]] | None = None
+        self.view: State | None = None
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the page stands; None before its first message."""
+        return None if self.view is None else Cursor(self.view.step, self.view.event)
+
+    def message(self, trace: Trace, cursor: Cursor) -> tuple[dict[str, Any], list[bytes]] | None:
+        """What the page needs to show `trace` at `cursor`; None if it shows just that."""
+        steps = len(trace)
+        reset = trace is not self._trace or steps < self._steps
+        if not reset and steps == self._steps and self.cursor == cursor:
+            return None
+        head: dict[str, Any] = {"type": "picture", "steps": steps, "step": cursor.step, "event": cursor.event}
+        parts: dict[str, bytes] = {}
+        if reset:
+            self.forget()
+            self._trace = trace
+            h = trace.header
+            head.update(reset=True, num_blocks=h.num_blocks, block_size=h.block_size, series=list(SERIES),
+                        meta={"clock": h.clock, "device": h.device, "peak_bytes_s": h.peak_bytes_s, "peak_flops_s": h.peak_flops_s, "peaks_measured": h.peaks_measured, "model": h.model,
+                              "runner": h.runner, "workload": h.workload, "missing": h.missing})
+        known = len(self._words)
+        self._history(trace, steps, head, parts, reset)
+        self._state(trace, cursor, head, parts)
+        if len(self._words) > known or reset:
+            head["words"] = list(self._words)[1 if reset else known :]
+        head["b"] = list(parts)
+        return head, list(parts.values())
+
+    # history ------------------------------------------------------------------------------------------------------------
+
+    def _history(self, trace: Trace, steps: int, head: dict[str, Any], parts: dict[str, bytes], reset: bool) -> None:
+        requests: list[dict[str, Any]] = []
+        out: dict[int, tuple[list[str], list[int]]] = {}
+        figures = array("d")
+        for record in trace.records[self._steps : steps]:
+            sampled = 0
+            prompts = {s.request_id: s for s in record.arrivals}
+            for e in record.events:
+                if isinstance(e, ev.Sampled):
+                    sampled += len(e.token_ids)
+                    i = self._index[e.request_id]
+                    pieces, at = out.setdefault(i, ([], []))
+                    texts = record.texts.get(e.request_id) if record.texts else None
+                    pieces.extend(texts if texts is not None and len(texts) == len(e.token_ids) else [f" {t}" for t in e.token_ids])
+                    at.extend([record.step] * len(e.token_ids))
+                elif isinstance(e, (ev.Arrived, ev.Refused)):
+                    spec = prompts.get(e.request_id)
+                    self._index[e.request_id] = len(self._index)
+                    requests.append({"id": e.request_id, "np": e.num_prompt_tokens if isinstance(e, ev.Arrived) else len(spec.prompt_token_ids) if spec else 0,
+                                     "mt": e.max_tokens if isinstance(e, ev.Arrived) else spec.max_tokens if spec else 0, "pr": e.priority if isinstance(e, ev.Arrived) else 0,
+                                     "at": record.step, "prompt": spec.prompt[:2000] if spec is not None and spec.prompt else None})
+            figures.extend(_figures(record, sampled))
+        if requests:
+            head["requests"] = requests
+        if out:
+            head["out"] = [[i, *v] for i, v in out.items()]
+        if figures:
+            parts["series"] = figures.tobytes()
+        self._steps = steps
+        self._segments(trace, parts, reset)
+
+    def _segments(self, trace: Trace, parts: dict[str, bytes], reset: bool) -> None:
+        n = len(self._index)
+        segments = trace.segments[:n]
+        if reset:
+            pointers, flat = [0], []
+            for mine in segments:
+                flat.extend(s.step * 32 + s.code for s in mine)
+                pointers.append(len(flat))
+            self._sent = [b - a for a, b in zip(pointers, pointers[1:])]
+            parts["ptr"], parts["seg"] = words(pointers), words(flat)
+            return
+        self._sent.extend([0] * (n - len(self._sent)))
+        new: list[int] = []
+        for i, mine in enumerate(segments):
+            have = self._sent[i]
+            if len(mine) != have:
+                for s in mine[max(0, have - 1) :]:  # the last one sent may have been corrected
+                    new += (i, s.step, s.code)
+                self._sent[i] = len(mine)
+        if new:
+            parts["tr"] = words(new)
+
+    # state --------------------------------------------------------------------------------------------------------------
+
+    def _state(self, trace: Trace, cursor: Cursor, head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        view, blocks, marks, tables = self._move(trace, cursor)
+        full = blocks is None
+        if full:
+            head["full"] = True
+            changed = list(range(len(view.by_index)))
+            parts["words"] = words([w for b in range(view.num_blocks) for w in _block(view, b)])
+        else:
+            assert blocks is not None
+            changed = sorted(view.changed)
+            if blocks:
+                parts["blocks"] = words([w for b in sorted(blocks) for w in (b, *_block(view, b))])
+        view.changed.clear()
+        rows: list[int] = []
+        for i in changed:
+            rows += self._row(view.by_index[i], full or view.by_index[i].request_id in tables)
+        if rows:
+            parts["rows"] = words(rows)
+        parts["marks"] = words(sorted(marks - {NULL_BLOCK}))
+        if self._queue != (view.waiting, view.running):
+            self._queue = (view.waiting.copy(), view.running.copy())
+            parts["queue"] = words([len(view.waiting), *(self._index[r] for r in view.waiting), *(self._index[r] for r in view.running)])
+        record = trace.records[cursor.step - 1] if cursor.step else None
+        chunks: list[int] = []
+        if record is not None:
+            for c in record.chunks:
+                chunks += (self._index[c.request_id], c.start, c.num_tokens, KIND["padded" if c.padding else "recompute" if c.num_recomputed and c.kind == "prefill" else c.kind])
+            head["pad"] = record.num_padding_tokens
+        parts["chunks"] = words(chunks)
+        c = view.config
+        head["config"] = {"discipline": str(c.get("discipline", "")), "policy": str(c.get("policy", "")), "budget": _whole(c.get("max_num_batched_tokens")), "max_num_seqs": _whole(c.get("max_num_seqs"))}
+
+    def _move(self, trace: Trace, cursor: Cursor) -> tuple[State, set[int] | None, set[int], set[str]]:
+        """Brings the view to `cursor`. Returns it, the blocks that changed (None: all), those the last step changed, and the requests whose table did."""
+        view = self.view
+        tables: set[str] = set()
+        if view is not None and view.event is None and cursor.event is None and 0 <= cursor.step - view.step <= MOST_FOLDS:
+            blocks: set[int] = set()
+            marks: set[int] = set() if cursor.step > view.step else view.touched.copy()
+            for record in trace.records[view.step : cursor.step]:
+                view.touched.clear()
+                view.apply(record)
+                blocks |= view.touched
+                marks = view.touched.copy()
+                tables.update(e.request_id for e in record.events if isinstance(e, _TABLE_EVENTS))
+            return view, blocks, marks, tables
+        if cursor.step == 0:
+            view = State(trace.header.num_blocks, trace.header.block_size, trace.header.config)
+        else:
+            view = trace.state(Cursor(cursor.step - 1)).clone()  # never the live one: the engine may be changing it
+            view.changed.clear()
+            view.touched.clear()
+            view.apply(trace.record(cursor.step), upto=cursor.event)
+        self.view = view
+        self._queue = None
+        return view, None, view.touched.copy(), tables
+
+    def _row(self, r: RequestState, with_blocks: bool) -> list[int]:
+        row = [r.index, CODE[r.state], max(0, r.num_computed_tokens), r.num_cached_tokens, len(r.output_token_ids), r.num_preemptions, self._word(r.wait_reason), max(0, r.wait_need), max(0, r.wait_have),
+               self._word(r.finish_reason), STATUS.index(r.status)]
+        return [*row, len(r.block_ids), *r.block_ids] if with_blocks else [*row, SAME_BLOCKS]
+
+    def _word(self, text: str) -> int:
+        return self._words.setdefault(text, len(self._words))
+
+
+def _block(s: State, b: int) -> tuple[int, int]:
+    flags = NULL if b == NULL_BLOCK else CACHED if s.cached[b] else 0
+    return s.owner(b) + 1, min(s.ref_count(b), 0xFFFF) << 16 | min(s.fill(b), 0xFFF) << 4 | flags
+
+
+def _figures(record: StepRecord, sampled: int) -> tuple[float, ...]:
+    done = work(record)
+    flops, moved = (done[0], done[1]) if done is not None else (float("nan"), float("nan"))
+    t, g = record.tokens, record.gauges
+    busy = record.measured_s if record.measured_s is not None else record.t1_s - record.t0_s
+    return (record.t0_s, record.t1_s, busy, sampled, t.useful, t.recomputed, t.padded, t.rejected, g.num_running, g.num_waiting, flops, moved)
+
+
+def _whole(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return 0
