@@ -86,11 +86,13 @@ def check_trace(trace: Trace) -> None:
         if trace.has("queue"):
             running = sum(1 for rid in state.running if not state.requests[rid].seat_held)
             assert (g.num_running, g.num_waiting) == (running, len(state.waiting)), (
-                f"step {record.step}: gauges say {g.num_running} running and {g.num_waiting} waiting, the fold has {running} and {len(state.waiting)}")
+                f"step {record.step}: gauges say {g.num_running} running and {g.num_waiting} waiting, the fold has {running} and {len(state.waiting)}"
+            )
         if blocks:
             cached = sum(1 for b in range(1, state.num_blocks) if state.cached[b] and not state.ref_count(b))
             assert (g.num_free_blocks, g.num_cached_blocks) == (state.num_free_blocks, cached), (
-                f"step {record.step}: gauges say {g.num_free_blocks} free blocks, {g.num_cached_blocks} of them cached; the fold has {state.num_free_blocks} and {cached}")
+                f"step {record.step}: gauges say {g.num_free_blocks} free blocks, {g.num_cached_blocks} of them cached; the fold has {state.num_free_blocks} and {cached}"
+            )
     sums = summary(trace)
     assert sums["tokens"]["total"] == sum(sums["tokens"][p] for p in TOKEN_PARTS), f"the run's tokens do not add up: {sums['tokens']}"
     if trace.has("tokens"):

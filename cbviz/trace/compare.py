@@ -100,11 +100,16 @@ class Comparison:
         """Plain JSON."""
         d, t = self.first_difference, self.token_differences
         return {
-            "equal": self.equal, "schedules_equal": self.schedules_equal, "blocks_equal": self.blocks_equal, "tokens_equal": self.tokens_equal,
+            "equal": self.equal,
+            "schedules_equal": self.schedules_equal,
+            "blocks_equal": self.blocks_equal,
+            "tokens_equal": self.tokens_equal,
             "tokens_equal_up_to_ties": self.tokens_equal_up_to_ties,
             "first_difference": None if d is None else {"step": d.step, "key": d.key, "ours": d.ours, "theirs": d.theirs, "text": d.text},
             "token_differences": [{"request_id": x.request_id, "position": x.position, "ours": x.ours, "theirs": x.theirs, "gap_nats": x.gap_nats, "tie": x.tie} for x in t],
-            "metrics": {k: {"ours": a, "theirs": b, "ratio": q} for k, (a, b, q) in self.metrics.items()}, "names": list(self.names), "notes": self.notes,
+            "metrics": {k: {"ours": a, "theirs": b, "ratio": q} for k, (a, b, q) in self.metrics.items()},
+            "names": list(self.names),
+            "notes": self.notes,
         }
 
 
@@ -264,13 +269,35 @@ def compare_tokens(traces: Mapping[str, Trace] | Sequence[Trace]) -> TokenCompar
     return TokenComparison(base, len(known), {name: token_differences(named[base], named[name]) for name in rest})
 
 
-SHOWN = ("makespan_s", "num_steps", "num_finished", "num_aborted", "output_tokens", "output_throughput", "total_throughput", "mean_ttft_s", "p99_ttft_s", "mean_tpot_s", "mean_itl_s", "p99_itl_s",
-         "mean_e2e_s", "mean_queue_time_s", "num_preemptions", "recomputed_tokens", "padded_tokens", "prefix_hit_tokens", "batch_utilisation", "kv_usage_mean", "kv_usage_peak", "goodput")
+SHOWN = (
+    "makespan_s",
+    "num_steps",
+    "num_finished",
+    "num_aborted",
+    "output_tokens",
+    "output_throughput",
+    "total_throughput",
+    "mean_ttft_s",
+    "p99_ttft_s",
+    "mean_tpot_s",
+    "mean_itl_s",
+    "p99_itl_s",
+    "mean_e2e_s",
+    "mean_queue_time_s",
+    "num_preemptions",
+    "recomputed_tokens",
+    "padded_tokens",
+    "prefix_hit_tokens",
+    "batch_utilisation",
+    "kv_usage_mean",
+    "kv_usage_peak",
+    "goodput",
+)
 """The figures of a table that compares runs."""
 
 
 def metrics_table(runs: Mapping[str, Mapping[str, Any]], names: Sequence[str] = SHOWN) -> str:
-    """Metrics of several runs (name -> `metrics`), one column each, and the ratio to the first one. A figure that no run has is left out; the last lines say whose times these are."""
+    """Metrics of several runs (name -> `metrics`), a column each, with the ratio to the first. A figure that no run has is left out; the last lines say whose times these are."""
     columns = list(runs)
     rows = []
     for name in names:
@@ -307,7 +334,12 @@ def format_comparison(c: Comparison) -> str:
     if c.token_differences:
         lines.append(f"first differing token: {c.first_token_difference} ({len(c.token_differences)} requests differ, {len(c.ties)} of them first at a tie)")
     if c.metrics:
-        rows = [[name, format_value(name, x), format_value(name, y), "" if q is None else f"{q:.2f}x"] for name in SHOWN for x, y, q in [c.metrics[name]] if x is not None or y is not None]
+        rows = [
+            [name, format_value(name, x), format_value(name, y), "" if q is None else f"{q:.2f}x"]
+            for name in SHOWN
+            for x, y, q in [c.metrics[name]]
+            if x is not None or y is not None
+        ]
         lines += ["", text_table(["", *c.names, "ratio"], rows)]
     return "\n".join([*lines, *c.notes])
 

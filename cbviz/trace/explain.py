@@ -15,8 +15,37 @@ from cbviz.trace.metrics import arrival_s, num_seats, seconds, token_budget
 from cbviz.trace.state import State
 from cbviz.trace.trace import Trace
 
-KINDS = ("preempted", "unscheduled", "ranking", "refused", "configured", "waits", "admitted", "skipped", "capped", "finished", "evicted", "hit", "miss", "first-token", "recomputes", "prefill", "decode", "padding",
-         "rejected", "arrived", "reordered", "allocated", "shared", "cached", "freed", "window", "seats", "step")
+KINDS = (
+    "preempted",
+    "unscheduled",
+    "ranking",
+    "refused",
+    "configured",
+    "starving",
+    "waits",
+    "admitted",
+    "skipped",
+    "capped",
+    "finished",
+    "evicted",
+    "hit",
+    "miss",
+    "first-token",
+    "recomputes",
+    "prefill",
+    "decode",
+    "padding",
+    "rejected",
+    "arrived",
+    "reordered",
+    "allocated",
+    "shared",
+    "cached",
+    "freed",
+    "window",
+    "seats",
+    "step",
+)
 """Kinds of sentences, the most important first."""
 
 RULES = {
@@ -37,11 +66,16 @@ SKIPS = {
 
 ENDS: dict[str, Callable[[str, int, int, Any, int], str]] = {
     "length": lambda rid, n, limit, max_len, stop: f"{rid} finished: it has its {count(limit, 'token')} (max_tokens)",
-    "stop": lambda rid, n, limit, max_len, stop: f"{rid} finished: it sampled the stop token {stop} after {count(n, 'token')}" if stop >= 0 else f"{rid} finished: end of sequence after {count(n, 'token')}",
-    "max_model_len": lambda rid, n, limit, max_len, stop: f"{rid} finished after {count(n, 'token')}: prompt and output reached max_model_len" + (f", {max_len}" if max_len else ""),
+    "stop": lambda rid, n, limit, max_len, stop: (
+        f"{rid} finished: it sampled the stop token {stop} after {count(n, 'token')}" if stop >= 0 else f"{rid} finished: end of sequence after {count(n, 'token')}"
+    ),
+    "max_model_len": lambda rid, n, limit, max_len, stop: (
+        f"{rid} finished after {count(n, 'token')}: prompt and output reached max_model_len" + (f", {max_len}" if max_len else "")
+    ),
     "abort": lambda rid, n, limit, max_len, stop: f"{rid} was aborted after {n} of {count(limit, 'token')}",
-    "timeout": lambda rid, n, limit, max_len, stop: f"{rid} timed out after {n} of {count(limit, 'token')}: its deadline has passed",
-    "shed": lambda rid, n, limit, max_len, stop: f"{rid} was shed to relieve the overload, after {n} of {count(limit, 'token')}",
+    "timeout": lambda rid, n, limit, max_len, stop: f"{rid} timed out after {n} of {count(limit, 'token')}: it took longer than timeout_s",
+    "deadline": lambda rid, n, limit, max_len, stop: f"{rid} ended after {n} of {count(limit, 'token')}: its deadline has passed",
+    "shed": lambda rid, n, limit, max_len, stop: f"{rid} was shed to relieve the overload: it waited too long without ever running",
 }
 
 
@@ -89,7 +123,7 @@ def listed(items: Sequence[Any], most: int = 4) -> str:
 
 
 def _blocks(block_ids: Sequence[int]) -> str:
-    return f" ({'block ' if len(block_ids) == 1 else ''}{', '.join(map(str, block_ids[:6]))}{', ...' if len(block_ids) > 6 else ''})" if block_ids else ""
+    return f" ({', '.join(map(str, block_ids[:6]))}{', ...' if len(block_ids) > 6 else ''})" if block_ids else ""
 
 
 def _wait(rid: str, reason: str, need: int, have: int, state: State, still: bool) -> str:
@@ -113,6 +147,12 @@ def _wait(rid: str, reason: str, need: int, have: int, state: State, still: bool
         return head + f"it needs {count(need, 'block')}, and {have} {are(have)} free above the watermark that an admission leaves"
     if reason == "reserve":
         return head + f"{count(need, 'block')} must be set aside for its prompt and longest output, {have} {are(have)} free"
+    if reason == "guarantee":
+        return head + f"with it, the prompts and longest outputs of all would need {count(need, 'more block')}, {have} {are(have)} free"
+    if reason == "estimate":
+        return head + f"with it, what is still expected of all would need {count(need, 'more block')}, {have} {are(have)} free"
+    if reason == "degraded":
+        return head + f"under overload the batch class goes one at a time, {count(have, 'request')} of it {are(have)} running"
     if reason == "policy":
         return head + f"policy {state.config.get('policy', '')} does not admit it now".replace("  ", " ")
     return head + reason
@@ -121,9 +161,17 @@ def _wait(rid: str, reason: str, need: int, have: int, state: State, still: bool
 def _miss(e: ev.PrefixMiss) -> str:
     where = f"The prefix of {e.request_id} stopped matching at block {e.block_index}: "
     if e.cause == "new":
-        return where + "this content was never seen, or is forgotten by now" if e.block_index else f"{e.request_id} found nothing in the cache: its first block was never seen, or is forgotten by now"
+        return (
+            where + "this content was never seen, or is forgotten by now"
+            if e.block_index
+            else f"{e.request_id} found nothing in the cache: its first block was never seen, or is forgotten by now"
+        )
     if e.cause == "evicted":
-        return where + (f"it was cached until step {e.evicted_step}" if e.evicted_step >= 0 else "it was cached and evicted") + (f", when {e.evicted_by} took the block" if e.evicted_by else "")
+        return (
+            where
+            + (f"it was cached until step {e.evicted_step}" if e.evicted_step >= 0 else "it was cached and evicted")
+            + (f", when {e.evicted_by} took the block" if e.evicted_by else "")
+        )
     if e.cause == "last-token":
         return where + "all of it is cached, but one token must be computed to get logits"
     if e.cause == "partial":
@@ -174,8 +222,11 @@ class _Step:
             self.say("preempted", text, (e.request_id, e.for_id) if e.for_id != e.request_id else (e.request_id,), e.block_ids)
             if len(e.ranking) > 1:
                 by = f" (by {measure})" if measure else ""
-                self.say("ranking", f"Candidates to lose their blocks for {e.for_id}{by}, first to lose first: " + listed([f"{rid} ({rank})" if rank else rid for rid, rank in e.ranking], 6),
-                         [rid for rid, _ in e.ranking])
+                self.say(
+                    "ranking",
+                    f"Candidates to lose their blocks for {e.for_id}{by}, first to lose first: " + listed([f"{rid} ({rank})" if rank else rid for rid, rank in e.ranking], 6),
+                    [rid for rid, _ in e.ranking],
+                )
         for e in self.of(ev.Unscheduled):
             self.say("unscheduled", f"{e.request_id} had a share of this step; it was taken back", (e.request_id,))
         skipped: dict[str, list[str]] = {}
@@ -185,6 +236,14 @@ class _Step:
             self.say("skipped", f"{listed(ids)} {'gets' if len(ids) == 1 else 'get'} no token in this step: {SKIPS.get(reason, reason)}", ids)
 
     def entrance(self) -> None:
+        for e in self.of(ev.Starving):
+            were = "was" if e.num_overtaken == 1 else "were"
+            self.say(
+                "starving",
+                f"{e.request_id} is starving: {count(e.num_overtaken, 'later request')} {were} admitted in its {count(e.num_waiting_steps, 'step')} of waiting"
+                + (f"; its admission would take {count(e.need, 'block')}, {e.have} {are(e.have)} free" if e.need else ""),
+                (e.request_id,),
+            )
         for e in self.of(ev.Refused):
             self.say("refused", f"{e.request_id} was refused: {e.reason}", (e.request_id,))
         for e in self.of(ev.Configured):
@@ -194,8 +253,12 @@ class _Step:
             self.say("arrived", f"{count(len(arrived), 'request')} arrived: {listed([e.request_id for e in arrived], 8)}", [e.request_id for e in arrived])
         else:
             for e in arrived:
-                self.say("arrived", f"{e.request_id} arrived with {count(e.num_prompt_tokens, 'prompt token')} and asks for at most {count(e.max_tokens, 'token')}"
-                         + (f"; {count(e.position, 'request')} {'stands' if e.position == 1 else 'stand'} before it" if e.position else ""), (e.request_id,))
+                self.say(
+                    "arrived",
+                    f"{e.request_id} arrived with {count(e.num_prompt_tokens, 'prompt token')} and asks for at most {count(e.max_tokens, 'token')}"
+                    + (f"; {count(e.position, 'request')} {'stands' if e.position == 1 else 'stand'} before it" if e.position else ""),
+                    (e.request_id,),
+                )
         for e in self.of(ev.Reordered):
             self.say("reordered", f"The policy put the queue into another order: {listed(e.request_ids, 6)}", e.request_ids)
 
@@ -274,7 +337,9 @@ class _Step:
             if e.num_rejected:
                 c = self.kinds.get(e.request_id)
                 of = f" of {count(c.num_draft, 'draft')}" if c is not None and c.num_draft else ""
-                self.say("rejected", f"{e.num_rejected}{of} of {e.request_id} {are(e.num_rejected)} thrown away: the model chose other tokens".replace("of  of", "of"), (e.request_id,))
+                self.say(
+                    "rejected", f"{e.num_rejected}{of} of {e.request_id} {are(e.num_rejected)} thrown away: the model chose other tokens".replace("of  of", "of"), (e.request_id,)
+                )
         held = [e.request_id for e in self.of(ev.SeatHeld)]
         if held:
             self.say("seats", f"{listed(held)} {'keeps its seat' if len(held) == 1 else 'keep their seats'} until the batch ends", held)
@@ -291,7 +356,9 @@ class _Step:
             owners = list(dict.fromkeys(e.owner for e in gone if e.owner))
             if len(gone) == 1:
                 e = gone[0]
-                text = f"Cached block {e.block_id} went to {by}" + (f": {e.owner} used it last, {count(e.idle_steps, 'step')} ago" if e.owner else "")
+                text = f"Cached block {e.block_id} went to {by}" + (
+                    f": {e.owner} used it last, {count(e.idle_steps, 'step') + ' ago' if e.idle_steps else 'up to this step'}" if e.owner else ""
+                )
             else:
                 text = f"{count(len(gone), 'cached block')} went to {by}{_blocks(ids)}" + (f": what {listed(owners)} left there can no longer be found" if owners else "")
             self.say("evicted", text, [by, *[o for o in owners if o != by]], ids)
@@ -306,7 +373,12 @@ class _Step:
         if cached:
             n = len(cached)
             whose = list(dict.fromkeys(e.request_id for e in cached))
-            self.say("cached", f"{count(n, 'block')} of {listed(whose)} {are(n)} full and can be found by {'its' if n == 1 else 'their'} hash from now on", whose, [e.block_id for e in cached])
+            self.say(
+                "cached",
+                f"{count(n, 'block')} of {listed(whose)} {are(n)} full and can be found by {'its' if n == 1 else 'their'} hash from now on",
+                whose,
+                [e.block_id for e in cached],
+            )
         for e in self.of(ev.Freed):
             self.say("freed", f"{e.request_id} gave back {count(len(e.block_ids), 'block')}{_blocks(e.block_ids)}", (e.request_id,), [b for b in e.block_ids if b])
 
@@ -330,7 +402,11 @@ class _Step:
         decodes = [c for c in record.chunks if c.kind == "decode" and not c.padding]
         plain = [c.request_id for c in decodes if not c.num_draft]
         if plain:
-            self.say("decode", f"{plain[0]} decodes one token" if len(plain) == 1 else f"{listed(plain, 3) if len(plain) < 4 else count(len(plain), 'request')} decode one token each", plain)
+            self.say(
+                "decode",
+                f"{plain[0]} decodes one token" if len(plain) == 1 else f"{listed(plain, 3) if len(plain) < 4 else count(len(plain), 'request')} decode one token each",
+                plain,
+            )
         for c in decodes:
             if c.num_draft:
                 self.say("decode", f"{c.request_id} decodes one token and checks {count(c.num_draft, 'draft')}", (c.request_id,))
@@ -343,8 +419,13 @@ class _Step:
                 text = f"{c.request_id} computes {count(c.num_recomputed, 'token')} again that it had before its preemption"
                 self.say("recomputes", text + (f", and {fresh} more" if fresh else ends), (c.request_id,))
             elif c.request_id not in caps:
-                self.say("prefill", f"{c.request_id} prefills {count(c.num_tokens, 'token')}, positions {c.start} to {c.start + c.num_tokens - 1}{ends}" if c.num_tokens > 1
-                         else f"{c.request_id} prefills 1 token, position {c.start}{ends}", (c.request_id,))
+                self.say(
+                    "prefill",
+                    f"{c.request_id} prefills {count(c.num_tokens, 'token')}, positions {c.start} to {c.start + c.num_tokens - 1}{ends}"
+                    if c.num_tokens > 1
+                    else f"{c.request_id} prefills 1 token, position {c.start}{ends}",
+                    (c.request_id,),
+                )
         if padded:
             self.say("padding", f"{listed(padded)} {'is' if len(padded) == 1 else 'are'} finished and computed on, the result thrown away: the batch has not ended", padded)
         if record.num_padding_tokens:

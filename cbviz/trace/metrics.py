@@ -144,13 +144,29 @@ def request_metrics(trace: Trace, cursor: Cursor | int | None = None) -> list[di
         met = None
         if r.spec is not None and ended and (r.spec.ttft_slo_s is not None or r.spec.tpot_slo_s is not None):
             met = (r.spec.ttft_slo_s is None or (ttft is not None and ttft <= r.spec.ttft_slo_s)) and (r.spec.tpot_slo_s is None or tpot is None or tpot <= r.spec.tpot_slo_s)
-        rows.append({
-            "request_id": r.request_id, "status": r.status, "finish_reason": r.finish_reason, "priority": r.priority,
-            "prompt_tokens": r.num_prompt_tokens, "max_tokens": r.max_tokens, "output_tokens": n, "num_preemptions": r.num_preemptions,
-            "arrival_s": a if timed else None, "arrival_step": r.arrival_step, "first_scheduled_step": _step(r.first_scheduled_step), "first_token_step": _step(r.first_token_step),
-            "finish_step": _step(r.finish_step), "queue_time_s": r.first_scheduled_s - a if counts and r.first_scheduled_step > 0 else None, "ttft_s": ttft, "tpot_s": tpot, "e2e_s": e2e,
-            "itl_s": [y - x for x, y in zip(times, times[1:])] if counts else [], "slo_met": met,
-        })
+        rows.append(
+            {
+                "request_id": r.request_id,
+                "status": r.status,
+                "finish_reason": r.finish_reason,
+                "priority": r.priority,
+                "prompt_tokens": r.num_prompt_tokens,
+                "max_tokens": r.max_tokens,
+                "output_tokens": n,
+                "num_preemptions": r.num_preemptions,
+                "arrival_s": a if timed else None,
+                "arrival_step": r.arrival_step,
+                "first_scheduled_step": _step(r.first_scheduled_step),
+                "first_token_step": _step(r.first_token_step),
+                "finish_step": _step(r.finish_step),
+                "queue_time_s": r.first_scheduled_s - a if counts and r.first_scheduled_step > 0 else None,
+                "ttft_s": ttft,
+                "tpot_s": tpot,
+                "e2e_s": e2e,
+                "itl_s": [y - x for x, y in zip(times, times[1:])] if counts else [],
+                "slo_met": met,
+            }
+        )
     return rows
 
 

@@ -234,6 +234,8 @@ def _arrived(s: State, e: ev.Arrived, record: StepRecord) -> None:
 
 
 def _refused(s: State, e: ev.Refused, record: StepRecord) -> None:
+    if e.request_id in s.requests:
+        return  # refused because its id is taken: the one that has it goes on
     spec = next((x for x in record.arrivals if x.request_id == e.request_id), None)
     r = RequestState(e.request_id, len(s.by_index), len(spec.prompt_token_ids) if spec else 0, spec.max_tokens if spec else 0)
     r.spec, r.status, r.code, r.finish_reason = spec, "refused", CODE["aborted"], "refused: " + e.reason

@@ -111,7 +111,7 @@ class Trace:
         live = self._live
         self.records.append(record)
         for spec in record.arrivals:
-            self.specs[spec.request_id] = spec
+            self.specs.setdefault(spec.request_id, spec)  # an id that comes twice is refused the second time
         live.apply(record)
         for index in live.changed:
             self._note(index, record.step)

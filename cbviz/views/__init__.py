@@ -10,10 +10,40 @@ from cbviz.views.theme import table as theme_table
 from cbviz.views.timeline import compare, timeline, timeline_rows
 from cbviz.views.tokens import tokens, tokens_rows
 
-VIEWS = {"timeline": timeline, "block_map": block_map, "batch": batch, "utilisation": utilisation, "roofline": roofline, "queues": queues, "latency": latency, "tokens": tokens, "slots": slots}
+VIEWS = {
+    "timeline": timeline,
+    "block_map": block_map,
+    "batch": batch,
+    "utilisation": utilisation,
+    "roofline": roofline,
+    "queues": queues,
+    "latency": latency,
+    "tokens": tokens,
+    "slots": slots,
+}
 """The views that need a trace and a cursor alone, by name."""
 
 __all__ = [
-    "VIEWS", "batch", "batch_rows", "block_map", "block_map_rows", "block_table", "block_table_rows", "compare", "latency", "latency_rows", "queues", "queues_rows", "roofline",
-    "slots", "slots_rows", "theme_table", "timeline", "timeline_rows", "tokens", "tokens_rows", "utilisation", "work_rows",
+    "VIEWS",
+    "batch",
+    "batch_rows",
+    "block_map",
+    "block_map_rows",
+    "block_table",
+    "block_table_rows",
+    "compare",
+    "latency",
+    "latency_rows",
+    "queues",
+    "queues_rows",
+    "roofline",
+    "slots",
+    "slots_rows",
+    "theme_table",
+    "timeline",
+    "timeline_rows",
+    "tokens",
+    "tokens_rows",
+    "utilisation",
+    "work_rows",
 ]

@@ -72,7 +72,8 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "blocks")
     state = trace.state(at)
-    empty = BlockRows(*(np.empty(0, np.int64) for _ in range(4)), np.empty(0, bool))
+    none = np.empty(0, np.int64)
+    empty = BlockRows(none, none, none, none, none)
     rows = empty if note else block_map_rows(trace, at)
     n = len(rows.kind)
     cols = columns or _columns(n)
@@ -101,15 +102,38 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
     mine = set(state.requests[selected].block_ids) - {0} if selected in state.requests and not note else set()
 
     def marks(name: str, blocks: list[int], marker: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "scatter", "mode": "markers", "name": name, "x": [b % cols for b in blocks], "y": [b // cols for b in blocks], "marker": marker, "hoverinfo": "skip", "showlegend": bool(blocks)}
+        return {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [b % cols for b in blocks],
+            "y": [b // cols for b in blocks],
+            "marker": marker,
+            "hoverinfo": "skip",
+            "showlegend": bool(blocks),
+        }
 
     def of(kind: str) -> list[int]:
         return np.flatnonzero(rows.kind == KINDS.index(kind)).tolist()
 
     cached = of("cached")
     data = [
-        {"type": "heatmap", "name": "blocks", "z": z, "text": words, "texttemplate": "%{text}", "hovertext": hover, "hoverinfo": "text", "colorscale": scale, "zmin": -0.5, "zmax": top - 0.5, "showscale": False,
-         "xgap": 2, "ygap": 2, "textfont": {"size": 10}},
+        {
+            "type": "heatmap",
+            "name": "blocks",
+            "z": z,
+            "text": words,
+            "texttemplate": "%{text}",
+            "hovertext": hover,
+            "hoverinfo": "text",
+            "colorscale": scale,
+            "zmin": -0.5,
+            "zmax": top - 0.5,
+            "showscale": False,
+            "xgap": 2,
+            "ygap": 2,
+            "textfont": {"size": 10},
+        },
         marks("shared", of("shared"), {"symbol": "square-open", "size": 13, "color": t.fg, "line": {"width": 1.5}}),
         marks("cached, free", cached, {"symbol": "circle", "size": 6, "color": [t.owner(int(rows.owner[b])) if rows.owner[b] >= 0 else t.mute for b in cached]}),
         marks("reserved, empty", of("reserved"), {"symbol": "line-ew-open", "size": 9, "color": t.fg, "line": {"width": 1.5}}),
@@ -118,9 +142,23 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
     ]
     bare = {"showgrid": False, "zeroline": False}
     every = max(1, height // 20)
-    return {"data": data, "layout": layout(t, "KV blocks, physical", note=note, xaxis={**bare, "range": [-0.5, cols - 0.5], "dtick": 8, "tickprefix": "+", "title": {"text": ""}},
-                                           yaxis={**bare, "range": [height - 0.5, -0.5], "scaleanchor": "x", "tickmode": "array", "tickvals": list(range(0, height, every)),
-                                                  "ticktext": [str(y * cols) for y in range(0, height, every)]})}
+    return {
+        "data": data,
+        "layout": layout(
+            t,
+            "KV blocks, physical",
+            note=note,
+            xaxis={**bare, "range": [-0.5, cols - 0.5], "dtick": 8, "tickprefix": "+", "title": {"text": ""}},
+            yaxis={
+                **bare,
+                "range": [height - 0.5, -0.5],
+                "scaleanchor": "x",
+                "tickmode": "array",
+                "tickvals": list(range(0, height, every)),
+                "ticktext": [str(y * cols) for y in range(0, height, every)],
+            },
+        ),
+    }
 
 
 def _columns(n: int) -> int:
@@ -136,7 +174,9 @@ def describe_block(state: State, block: int) -> str:
     holders = [label(state, i) for i in state.holders.get(block, ())]
     if holders:
         who = f"shared by {len(holders)}: {', '.join(holders[:6])}{', ...' if len(holders) > 6 else ''}" if len(holders) > 1 else f"held by {holders[0]}"
-        return f"block {block}, {who}, place {state.position[block]} in the table<br>{state.fill(block)} of {state.block_size} slots hold a token" + (", can be found by its hash" if state.cached[block] else "")
+        return f"block {block}, {who}, place {state.position[block]} in the table<br>{state.fill(block)} of {state.block_size} slots hold a token" + (
+            ", can be found by its hash" if state.cached[block] else ""
+        )
     last = label(state, state.last_owner[block])
     if kind == "cached":
         return f"block {block}, free, but still cached" + (f": {last} used it last" if last else "")
@@ -159,9 +199,15 @@ def block_table_rows(trace: Trace, request: str, cursor: Cursor | int | None = N
     """The request's logical blocks in order, with the physical block behind each (0: the null block, left of the window). KeyError if it is not there yet."""
     state = trace.state(place(trace, cursor))
     ids = state.request(request).block_ids
-    return TableRows(np.arange(len(ids)), np.array(ids, dtype=np.int64), [state.block_kind(b) for b in ids], np.array([state.ref_count(b) for b in ids], dtype=np.int64),
-                     np.array([state.fill(b) if b else 0 for b in ids], dtype=np.int64), np.array([bool(state.cached[b]) for b in ids], dtype=bool),
-                     [[state.by_index[i].request_id for i in state.holders.get(b, ())] for b in ids])
+    return TableRows(
+        np.arange(len(ids)),
+        np.array(ids, dtype=np.int64),
+        [state.block_kind(b) for b in ids],
+        np.array([state.ref_count(b) for b in ids], dtype=np.int64),
+        np.array([state.fill(b) if b else 0 for b in ids], dtype=np.int64),
+        np.array([bool(state.cached[b]) for b in ids], dtype=bool),
+        [[state.by_index[i].request_id for i in state.holders.get(b, ())] for b in ids],
+    )
 
 
 def block_table(trace: Trace, request: str, cursor: Cursor | int | None = None, *, dark: bool = False) -> Figure:
@@ -172,12 +218,24 @@ def block_table(trace: Trace, request: str, cursor: Cursor | int | None = None, 
     known = request in state.requests
     if not note and not known:
         note = f"{plain(request)} has not arrived yet"
-    rows = block_table_rows(trace, request, at) if not note else TableRows(*(np.empty(0, np.int64),) * 2, [], *(np.empty(0, np.int64),) * 3, [])
+    none = np.empty(0, np.int64)
+    rows = block_table_rows(trace, request, at) if not note else TableRows(none, none, [], none, none, none, [])
     size = state.block_size
     positions = [f"{p * size}..{p * size + size - 1}" for p in rows.place.tolist()]
     others = [", ".join(plain(h) for h in hs if h != request) for hs in rows.holders]
-    cells = [rows.place.tolist(), positions, rows.block_id.tolist(), rows.kind, [f"{f}/{size}" for f in rows.fill.tolist()], ["yes" if c else "" for c in rows.cached.tolist()], others]
-    return {"data": [data_table(t, ["place", "tokens", "block", "is", "filled", "has a hash", "shared with"], cells)], "layout": layout(t, f"Block table of {plain(request)}", note=note)}
+    cells = [
+        rows.place.tolist(),
+        positions,
+        rows.block_id.tolist(),
+        rows.kind,
+        [f"{f}/{size}" for f in rows.fill.tolist()],
+        ["yes" if c else "" for c in rows.cached.tolist()],
+        others,
+    ]
+    return {
+        "data": [data_table(t, ["place", "tokens", "block", "is", "filled", "has a hash", "shared with"], cells)],
+        "layout": layout(t, f"Block table of {plain(request)}", note=note),
+    }
 
 
 def data_table(t: Theme, head: list[str], cells: list[list[Any]], widths: list[float] | None = None, mono: bool = False) -> dict[str, Any]:
@@ -185,7 +243,14 @@ def data_table(t: Theme, head: list[str], cells: list[list[Any]], widths: list[f
     out: dict[str, Any] = {
         "type": "table",
         "header": {"values": head, "align": "left", "fill": {"color": t.track}, "line": {"color": t.line}, "font": {"color": t.mute, "size": 12}},
-        "cells": {"values": cells, "align": "left", "fill": {"color": t.bg}, "line": {"color": t.line}, "font": {"color": t.fg, "size": 12, **({"family": MONO} if mono else {})}, "height": 22},
+        "cells": {
+            "values": cells,
+            "align": "left",
+            "fill": {"color": t.bg},
+            "line": {"color": t.line},
+            "font": {"color": t.fg, "size": 12, **({"family": MONO} if mono else {})},
+            "height": 22,
+        },
     }
     if widths:
         out["columnwidth"] = widths
@@ -209,8 +274,19 @@ def slots(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = Fals
     data = []
     for part in SLOT_PARTS:
         look = t.slot(part)
-        data.append({"type": "scatter", "mode": "lines", "stackgroup": "slots", "name": look.title, "x": rows["step"].tolist(), "y": rows[part].tolist(), "line": {"width": 0.5, "color": look.color, "shape": "hvh"},
-                     "fillpattern": {"shape": look.pattern, "fgcolor": look.ink, "bgcolor": look.color, "size": 6, "solidity": 0.3}, "fillcolor": look.color,
-                     "hovertemplate": "step %{x}: %{y:,} slots " + part.replace("_", " ") + "<extra></extra>"})
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "stackgroup": "slots",
+                "name": look.title,
+                "x": rows["step"].tolist(),
+                "y": rows[part].tolist(),
+                "line": {"width": 0.5, "color": look.color, "shape": "hvh"},
+                "fillpattern": {"shape": look.pattern, "fgcolor": look.ink, "bgcolor": look.color, "size": 6, "solidity": 0.3},
+                "fillcolor": look.color,
+                "hovertemplate": "step %{x}: %{y:,} slots " + part.replace("_", " ") + "<extra></extra>",
+            }
+        )
     end = done_steps(at)
     return {"data": data, "layout": layout(t, "Token slots of the pool (counted)", x="step", y="slots", note=note, shapes=[cursor_line(t, end)] if end and not note else [])}

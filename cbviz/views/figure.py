@@ -56,12 +56,16 @@ def layout(t: Theme, title: str = "", *, x: str = "", y: str = "", note: str = "
     axis = {"gridcolor": t.line, "linecolor": t.line, "zerolinecolor": t.line, "color": t.mute, "automargin": True}
     out: dict[str, Any] = {
         "title": {"text": title, "font": {"size": 14, "color": t.fg}, "x": 0.01, "xanchor": "left"},
-        "paper_bgcolor": t.bg, "plot_bgcolor": t.bg, "font": {"family": FONT, "size": 12, "color": t.fg},
+        "paper_bgcolor": t.bg,
+        "plot_bgcolor": t.bg,
+        "font": {"family": FONT, "size": 12, "color": t.fg},
         "margin": {"l": 64, "r": 16, "t": 40 if title else 12, "b": 40},
         "hoverlabel": {"bgcolor": t.fg, "font": {"color": t.bg, "family": FONT}, "align": "left"},
         "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 1, "xanchor": "right", "font": {"size": 11}, "traceorder": "normal"},
-        "xaxis": {**axis, "title": {"text": x}}, "yaxis": {**axis, "title": {"text": y}},
-        "shapes": [], "annotations": [],
+        "xaxis": {**axis, "title": {"text": x}},
+        "yaxis": {**axis, "title": {"text": y}},
+        "shapes": [],
+        "annotations": [],
     }
     for key, value in more.items():
         out[key] = {**out[key], **value} if key in out and isinstance(value, dict) else value
@@ -74,7 +78,14 @@ def rows_axis(state: State, rows: Sequence[int], most: int = 40) -> dict[str, An
     """A y axis with one row a request, the first on top; at most `most` of them are named."""
     every = max(1, -(-len(rows) // most))
     shown = list(range(0, len(rows), every))
-    return {"tickmode": "array", "tickvals": shown, "ticktext": [label(state, rows[i]) for i in shown], "range": [max(len(rows), 1) - 0.5, -0.5], "showgrid": False, "zeroline": False}
+    return {
+        "tickmode": "array",
+        "tickvals": shown,
+        "ticktext": [label(state, rows[i]) for i in shown],
+        "range": [max(len(rows), 1) - 0.5, -0.5],
+        "showgrid": False,
+        "zeroline": False,
+    }
 
 
 def cursor_line(t: Theme, x: float, yref: str = "paper") -> dict[str, Any]:

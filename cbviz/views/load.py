@@ -67,14 +67,34 @@ def batch(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = Fals
     data = []
     for j, part in enumerate(PARTS):
         look = t.batch(part)
-        data.append({"type": "bar", "orientation": "h", "name": look.title, "x": rows.tokens[:, j].tolist(), "y": y, "customdata": [[n, int(s)] for n, s in zip(names, rows.start)],
-                     "marker": {"color": look.color, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "size": 5, "solidity": 0.35}}, "showlegend": bool(rows.tokens[:, j].any()),
-                     "hovertemplate": "%{customdata[0]}: %{x} tokens " + look.title + ", from position %{customdata[1]}<extra></extra>"})
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": look.title,
+                "x": rows.tokens[:, j].tolist(),
+                "y": y,
+                "customdata": [[n, int(s)] for n, s in zip(names, rows.start)],
+                "marker": {"color": look.color, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "size": 5, "solidity": 0.35}},
+                "showlegend": bool(rows.tokens[:, j].any()),
+                "hovertemplate": "%{customdata[0]}: %{x} tokens " + look.title + ", from position %{customdata[1]}<extra></extra>",
+            }
+        )
     total = int(rows.tokens.sum())
     title = f"Batch of step {at.step}: {total:,}" + (f" of {rows.budget:,} tokens" if rows.budget else " tokens")
     every = max(1, -(-len(names) // 40))
-    return {"data": data, "layout": layout(t, title, x="tokens", note=note, barmode="stack", bargap=0.15,
-                                           yaxis={"tickmode": "array", "tickvals": y[::every], "ticktext": names[::every], "range": [max(len(names), 1) - 0.5, -0.5], "showgrid": False, "zeroline": False})}
+    return {
+        "data": data,
+        "layout": layout(
+            t,
+            title,
+            x="tokens",
+            note=note,
+            barmode="stack",
+            bargap=0.15,
+            yaxis={"tickmode": "array", "tickvals": y[::every], "ticktext": names[::every], "range": [max(len(names), 1) - 0.5, -0.5], "showgrid": False, "zeroline": False},
+        ),
+    }
 
 
 class WorkRows(NamedTuple):
@@ -144,16 +164,49 @@ def utilisation(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool 
     x = rows.step.tolist()
     ends = [x[0], x[-1]] if x else []
     data: list[dict[str, Any]] = []
-    for y, values, peak, unit, name, color in (("y", rows.bytes_s, trace.header.peak_bytes_s, "B/s", "bytes/s", t.state("decode").color), ("y2", rows.flops_s, trace.header.peak_flops_s, "FLOP/s", "FLOP/s", t.state("prefill").color)):
+    for y, values, peak, unit, name, color in (
+        ("y", rows.bytes_s, trace.header.peak_bytes_s, "B/s", "bytes/s", t.state("decode").color),
+        ("y2", rows.flops_s, trace.header.peak_flops_s, "FLOP/s", "FLOP/s", t.state("prefill").color),
+    ):
         known = peak > 0 and bool(x)
-        data.append({"type": "scatter", "mode": "lines+markers", "name": name, "x": x, "y": values.tolist(), "yaxis": y, "line": {"color": color, "width": 1.5, "shape": "hvh"}, "marker": {"size": 3},
-                     "customdata": [[f"{v / peak:.1%} of the peak" if known else "peak unknown"] for v in values.tolist()], "hovertemplate": "step %{x}: %{y:.3s}" + unit + ", %{customdata[0]}<extra></extra>"})
-        data.append({"type": "scatter", "mode": "lines", "name": f"peak {name}", "x": ends if known else [], "y": [peak, peak] if known else [], "yaxis": y, "showlegend": known,
-                     "line": {"color": t.mute, "width": 1, "dash": "dash"}, "hovertemplate": f"peak: %{{y:.3s}}{unit}<extra></extra>"})
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": x,
+                "y": values.tolist(),
+                "yaxis": y,
+                "line": {"color": color, "width": 1.5, "shape": "hvh"},
+                "marker": {"size": 3},
+                "customdata": [[f"{v / peak:.1%} of the peak" if known else "peak unknown"] for v in values.tolist()],
+                "hovertemplate": "step %{x}: %{y:.3s}" + unit + ", %{customdata[0]}<extra></extra>",
+            }
+        )
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": f"peak {name}",
+                "x": ends if known else [],
+                "y": [peak, peak] if known else [],
+                "yaxis": y,
+                "showlegend": known,
+                "line": {"color": t.mute, "width": 1, "dash": "dash"},
+                "hovertemplate": f"peak: %{{y:.3s}}{unit}<extra></extra>",
+            }
+        )
     peaks = _peaks(trace)
     title = f"Utilisation: {_basis(trace, rows)}" + (f", {peaks}" if peaks else "")
-    frame = layout(t, title, x="step", note=note, shapes=[cursor_line(t, done_steps(at))] if x else [], xaxis={"anchor": "y2"},
-                   yaxis={"domain": [0.54, 1.0], "title": {"text": "bytes/s"}, "rangemode": "tozero", "tickformat": ".2s"})
+    frame = layout(
+        t,
+        title,
+        x="step",
+        note=note,
+        shapes=[cursor_line(t, done_steps(at))] if x else [],
+        xaxis={"anchor": "y2"},
+        yaxis={"domain": [0.54, 1.0], "title": {"text": "bytes/s"}, "rangemode": "tozero", "tickformat": ".2s"},
+    )
     frame["yaxis2"] = {**frame["yaxis"], "domain": [0.0, 0.46], "title": {"text": "FLOP/s"}}
     return {"data": data, "layout": frame}
 
@@ -173,15 +226,41 @@ def roofline(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = F
         low, high = min([ridge / 100, *x.tolist()]), max([ridge * 10, *x.tolist()])
         roof_x = [low, ridge, high]
         roof_y = [low * h.peak_bytes_s, h.peak_flops_s, h.peak_flops_s]
-    data: list[dict[str, Any]] = [{"type": "scatter", "mode": "lines", "name": _peaks(trace) or "peaks unknown", "x": roof_x, "y": roof_y, "line": {"color": t.mute, "width": 2}, "hoverinfo": "skip"}]
+    data: list[dict[str, Any]] = [
+        {"type": "scatter", "mode": "lines", "name": _peaks(trace) or "peaks unknown", "x": roof_x, "y": roof_y, "line": {"color": t.mute, "width": 2}, "hoverinfo": "skip"}
+    ]
     for kind, look, symbol in (("decode", t.state("decode"), "circle"), ("prefill", t.state("prefill"), "diamond"), ("mixed", t.state("transferring"), "square")):
         pick = rows.kind[use] == STEP_KINDS.index(kind)
-        data.append({"type": "scatter", "mode": "markers", "name": f"{kind} steps", "x": x[pick].tolist(), "y": y[pick].tolist(), "customdata": rows.step[use][pick].tolist(), "showlegend": bool(pick.any()),
-                     "marker": {"color": look.color, "symbol": symbol, "size": 7, "opacity": 0.7}, "hovertemplate": "step %{customdata}: %{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<extra></extra>"})
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"{kind} steps",
+                "x": x[pick].tolist(),
+                "y": y[pick].tolist(),
+                "customdata": rows.step[use][pick].tolist(),
+                "showlegend": bool(pick.any()),
+                "marker": {"color": look.color, "symbol": symbol, "size": 7, "opacity": 0.7},
+                "hovertemplate": "step %{customdata}: %{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<extra></extra>",
+            }
+        )
     last = np.flatnonzero(rows.step[use] == done_steps(at))
-    data.append({"type": "scatter", "mode": "markers", "name": "this step", "x": x[last].tolist(), "y": y[last].tolist(), "showlegend": bool(len(last)),
-                 "marker": {"color": "rgba(0,0,0,0)", "symbol": "circle-open", "size": 15, "line": {"color": t.accent, "width": 2.5}}, "hoverinfo": "skip"})
-    return {"data": data, "layout": layout(t, f"Roofline: {_basis(trace, rows)}", x="FLOP a byte", y="FLOP/s", note=note, xaxis={"type": "log"}, yaxis={"type": "log", "tickformat": ".1s"})}
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "this step",
+            "x": x[last].tolist(),
+            "y": y[last].tolist(),
+            "showlegend": bool(len(last)),
+            "marker": {"color": "rgba(0,0,0,0)", "symbol": "circle-open", "size": 15, "line": {"color": t.accent, "width": 2.5}},
+            "hoverinfo": "skip",
+        }
+    )
+    return {
+        "data": data,
+        "layout": layout(t, f"Roofline: {_basis(trace, rows)}", x="FLOP a byte", y="FLOP/s", note=note, xaxis={"type": "log"}, yaxis={"type": "log", "tickformat": ".1s"}),
+    }
 
 
 def queues_rows(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, np.ndarray]:
@@ -213,9 +292,25 @@ def queues(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = Fal
     data = [
         {**line, "name": "running", "x": x, "y": rows["running"].tolist(), "line": {"color": t.state("decode").color, "width": 2, "shape": "hvh"}},
         {**line, "name": "waiting", "x": x, "y": rows["waiting"].tolist(), "line": {"color": t.state("prefill").color, "width": 2, "shape": "hvh", "dash": "dot"}},
-        {**line, "name": "seats", "x": x, "y": rows["seats"].tolist(), "line": {"color": t.mute, "width": 1, "shape": "hvh", "dash": "dash"}, "showlegend": bool(rows["seats"].any())},
-        {"type": "scatter", "mode": "markers", "name": "preempted in this step", "x": rows["step"][hit].tolist(), "y": rows["running"][hit].tolist(), "customdata": rows["preempted"][hit].tolist(), "showlegend": bool(len(hit)),
-         "marker": {"color": t.state("preempted").color, "symbol": "x", "size": 9}, "hovertemplate": "step %{x}: %{customdata} preempted<extra></extra>"},
+        {
+            **line,
+            "name": "seats",
+            "x": x,
+            "y": rows["seats"].tolist(),
+            "line": {"color": t.mute, "width": 1, "shape": "hvh", "dash": "dash"},
+            "showlegend": bool(rows["seats"].any()),
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "preempted in this step",
+            "x": rows["step"][hit].tolist(),
+            "y": rows["running"][hit].tolist(),
+            "customdata": rows["preempted"][hit].tolist(),
+            "showlegend": bool(len(hit)),
+            "marker": {"color": t.state("preempted").color, "symbol": "x", "size": 9},
+            "hovertemplate": "step %{x}: %{customdata} preempted<extra></extra>",
+        },
     ]
     return {"data": data, "layout": layout(t, "Queues", x="step", y="requests", note=note, yaxis={"rangemode": "tozero"}, shapes=[cursor_line(t, done_steps(at))] if x else [])}
 
@@ -243,9 +338,23 @@ def latency(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = Fa
     data = []
     for (name, title, dash), color in zip(LATENCIES, (t.state("prefill").color, t.state("decode").color, t.state("transferring").color)):
         v, share = rows[name]
-        data.append({"type": "scatter", "mode": "lines+markers", "name": title, "x": v.tolist(), "y": share.tolist(), "line": {"color": color, "width": 2, "shape": "hv", "dash": dash}, "marker": {"size": 4},
-                     "hovertemplate": "%{y:.0%} within %{x:.3s}s<extra>" + title + "</extra>"})
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": title,
+                "x": v.tolist(),
+                "y": share.tolist(),
+                "line": {"color": color, "width": 2, "shape": "hv", "dash": dash},
+                "marker": {"size": 4},
+                "hovertemplate": "%{y:.0%} within %{x:.3s}s<extra>" + title + "</extra>",
+            }
+        )
     whose = clock(trace.records[: done_steps(at)]) or trace.header.clock
     device = f" ({plain(trace.header.device)})" if trace.header.device else ""
-    return {"data": data, "layout": layout(t, f"Latencies, {whose} time{device}", x="seconds", y="share of values", note=note, xaxis={"type": "log"}, yaxis={"range": [0, 1.02], "tickformat": ".0%"})}
-
+    return {
+        "data": data,
+        "layout": layout(
+            t, f"Latencies, {whose} time{device}", x="seconds", y="share of values", note=note, xaxis={"type": "log"}, yaxis={"range": [0, 1.02], "tickformat": ".0%"}
+        ),
+    }

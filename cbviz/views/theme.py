@@ -10,6 +10,7 @@ import math
 from functools import cache
 from typing import Any, NamedTuple
 
+from cbviz.trace.show import LETTERS
 from cbviz.trace.state import STATES
 
 
@@ -23,21 +24,21 @@ class Look(NamedTuple):
     title: str
 
 
-# state: (light fill, light ink, dark fill, dark ink, pattern, letter, title)
-_STATES: dict[str, tuple[str, str, str, str, str, str, str]] = {
-    "none": ("#f3f5f7", "#f3f5f7", "#191e24", "#191e24", "", " ", "not there yet"),
-    "waiting": ("#c3cad3", "#aab3be", "#4d5865", "#65717f", "-", ".", "waiting"),
-    "prefill": ("#efa51f", "#efa51f", "#f6c04d", "#f6c04d", "", "#", "prefill"),
-    "decode": ("#0b6aa8", "#0b6aa8", "#3f9fdd", "#3f9fdd", "", "=", "decode"),
-    "preempted": ("#d55e00", "#ffe3cf", "#d55e00", "#3b1a03", "/", "x", "preempted"),
-    "swapped": ("#cc79a7", "#fbe9f3", "#db9fc6", "#3d1730", "\\", "s", "swapped out"),
-    "finished": ("#dde3e9", "#dde3e9", "#28303a", "#28303a", "", " ", "finished"),
-    "idle": ("#b5d3e8", "#0b6aa8", "#27506f", "#3f9fdd", ".", "-", "has a seat, gets no token"),
-    "held": ("#e3e6ea", "#59636e", "#2b323b", "#9aa5b1", "x", "h", "finished, seat still taken"),
-    "padded": ("#a8a096", "#f3f5f7", "#6f675e", "#191e24", "|", "p", "computed for nothing (padding)"),
-    "recompute": ("#efa51f", "#7a4a00", "#f6c04d", "#5a3600", "+", "r", "prefill again after a preemption"),
-    "aborted": ("#59636e", "#d1d9e0", "#9aa5b1", "#28303a", "x", "a", "aborted or refused"),
-    "transferring": ("#009e73", "#d5f2e8", "#35c79d", "#0b3a2c", "-", "t", "KV being moved"),
+# state: (light fill, light ink, dark fill, dark ink, pattern, title)
+_STATES: dict[str, tuple[str, str, str, str, str, str]] = {
+    "none": ("#f3f5f7", "#f3f5f7", "#191e24", "#191e24", "", "not there yet"),
+    "waiting": ("#c3cad3", "#aab3be", "#4d5865", "#65717f", "-", "waiting"),
+    "prefill": ("#efa51f", "#efa51f", "#f6c04d", "#f6c04d", "", "prefill"),
+    "decode": ("#0b6aa8", "#0b6aa8", "#3f9fdd", "#3f9fdd", "", "decode"),
+    "preempted": ("#d55e00", "#ffe3cf", "#d55e00", "#3b1a03", "/", "preempted"),
+    "swapped": ("#cc79a7", "#fbe9f3", "#db9fc6", "#3d1730", "\\", "swapped out"),
+    "finished": ("#dde3e9", "#dde3e9", "#28303a", "#28303a", "", "finished"),
+    "idle": ("#b5d3e8", "#0b6aa8", "#27506f", "#3f9fdd", ".", "has a seat, gets no token"),
+    "held": ("#e3e6ea", "#59636e", "#2b323b", "#9aa5b1", "x", "finished, seat still taken"),
+    "padded": ("#a8a096", "#f3f5f7", "#6f675e", "#191e24", "|", "computed for nothing (padding)"),
+    "recompute": ("#efa51f", "#7a4a00", "#f6c04d", "#5a3600", "+", "prefill again after a preemption"),
+    "aborted": ("#59636e", "#d1d9e0", "#9aa5b1", "#28303a", "x", "aborted or refused"),
+    "transferring": ("#009e73", "#d5f2e8", "#35c79d", "#0b3a2c", "-", "KV being moved"),
 }
 # kind of slot: (light, dark, pattern, title)
 _SLOTS: dict[str, tuple[str, str, str, str]] = {
@@ -72,8 +73,9 @@ class Theme(NamedTuple):
 
     def state(self, code: int | str) -> Look:
         """Look of a state, by its code or name in `trace.state.STATES`."""
-        light, light_ink, dark, dark_ink, pattern, letter, title = _STATES[STATES[code] if isinstance(code, int) else code]
-        return Look(dark if self.dark else light, dark_ink if self.dark else light_ink, pattern, letter, title)
+        name = STATES[code] if isinstance(code, int) else code
+        light, light_ink, dark, dark_ink, pattern, title = _STATES[name]
+        return Look(dark if self.dark else light, dark_ink if self.dark else light_ink, pattern, LETTERS[name], title)
 
     def slot(self, kind: str) -> Look:
         """Look of a part of the slot account."""
@@ -150,7 +152,11 @@ def oklch(lightness: float, chroma: float, hue_deg: float) -> str:
     l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
     s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3
-    linear = (4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s, -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s, -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s)
+    linear = (
+        4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+        -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+        -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+    )
     out = "#"
     for v in linear:
         g = 12.92 * v if v <= 0.0031308 else 1.055 * max(v, 0.0) ** (1 / 2.4) - 0.055

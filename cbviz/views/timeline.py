@@ -28,6 +28,11 @@ class TimelineRows(NamedTuple):
     requests: list[int]
     """For each row the request's index, in order of arrival."""
 
+    @classmethod
+    def empty(cls) -> TimelineRows:
+        none = np.empty(0, np.int64)
+        return cls(none, none, none, none, none, none, [])
+
 
 def timeline_rows(trace: Trace, cursor: Cursor | int | None = None, *, axis: str = "step", requests: list[str] | None = None) -> TimelineRows:
     """Segments up to the cursor. `axis`: `step`, or `time` in seconds (needs times). `requests`: only these, default all that have arrived.
@@ -42,20 +47,19 @@ def timeline_rows(trace: Trace, cursor: Cursor | int | None = None, *, axis: str
     shown = [r.index for r in state.by_index] if requests is None else [state.request(rid).index for rid in requests]
     segments: list[tuple[int, int, int, int]] = []
     for row, index in enumerate(shown):
-        mine = [s for s in trace.segments_until(index, end)] if index < len(trace.segments) else []
+        mine = trace.segments_until(index, end) if index < len(trace.segments) else []
         for i, s in enumerate(mine):
             last = mine[i + 1].step - 1 if i + 1 < len(mine) else end
             if last >= s.step:
                 segments.append((row, s.code, s.step, last))
     table = np.array(segments, dtype=np.int64).reshape(-1, 4)
-    row, code, first, last = table.T
-    if axis == "step":
-        x0, x1 = first - 0.5, last + 0.5
+    firsts, lasts = table[:, 2], table[:, 3]
+    if axis == "step" or not len(table):
+        x0, x1 = firsts - 0.5, lasts + 0.5
     else:
-        t0 = np.array([r.t0_s for r in trace.records[:end]])
-        t1 = np.array([r.t1_s for r in trace.records[:end]])
-        x0, x1 = (t0[first - 1], t1[last - 1]) if len(table) else (np.empty(0), np.empty(0))
-    return TimelineRows(row, code, first, last, x0, x1, shown)
+        x0 = np.array([r.t0_s for r in trace.records[:end]])[firsts - 1]
+        x1 = np.array([r.t1_s for r in trace.records[:end]])[lasts - 1]
+    return TimelineRows(table[:, 0], table[:, 1], firsts, lasts, x0, x1, shown)
 
 
 def _bars(trace: Trace, rows: TimelineRows, t: Theme, at: Cursor, yaxis: str, legend: bool) -> list[dict[str, Any]]:
@@ -65,13 +69,23 @@ def _bars(trace: Trace, rows: TimelineRows, t: Theme, at: Cursor, yaxis: str, le
     for code, name in enumerate(STATES):
         look = t.state(code)
         pick = np.flatnonzero(rows.code == code) if code not in _HIDDEN else np.empty(0, np.int64)
-        out.append({
-            "type": "bar", "orientation": "h", "name": look.title, "yaxis": yaxis, "width": 0.82, "legendgroup": name, "showlegend": legend and bool(len(pick)),
-            "base": rows.x0[pick].tolist(), "x": (rows.x1[pick] - rows.x0[pick]).tolist(), "y": rows.row[pick].tolist(),
-            "marker": {"color": look.color, "line": {"width": 0}, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "size": 5, "solidity": 0.35}},
-            "customdata": [[label(state, rows.requests[rows.row[i]]), int(rows.first[i]), int(rows.last[i])] for i in pick],
-            "hovertemplate": "%{customdata[0]}: " + look.title + ", steps %{customdata[1]} to %{customdata[2]}<extra></extra>",
-        })
+        out.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": look.title,
+                "yaxis": yaxis,
+                "width": 0.82,
+                "legendgroup": name,
+                "showlegend": legend and bool(len(pick)),
+                "base": rows.x0[pick].tolist(),
+                "x": (rows.x1[pick] - rows.x0[pick]).tolist(),
+                "y": rows.row[pick].tolist(),
+                "marker": {"color": look.color, "line": {"width": 0}, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "size": 5, "solidity": 0.35}},
+                "customdata": [[label(state, rows.requests[rows.row[i]]), int(rows.first[i]), int(rows.last[i])] for i in pick],
+                "hovertemplate": "%{customdata[0]}: " + look.title + ", steps %{customdata[1]} to %{customdata[2]}<extra></extra>",
+            }
+        )
     return out
 
 
@@ -91,23 +105,36 @@ def timeline(trace: Trace, cursor: Cursor | int | None = None, *, axis: str = "s
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "schedule", *(["time"] if axis == "time" else []))
     if note:
-        rows = TimelineRows(*(np.empty(0, np.int64) for _ in range(4)), np.empty(0), np.empty(0), [])
+        rows = TimelineRows.empty()
     else:
         rows = timeline_rows(trace, at, axis=axis, requests=requests)
     state = trace.state(at)
     shapes = [] if note else [cursor_line(t, _x_end(trace, at, axis))]
     if selected is not None and selected in state.requests and state.requests[selected].index in rows.requests:
         y = rows.requests.index(state.requests[selected].index)
-        shapes.append({"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": y - 0.5, "y1": y + 0.5, "line": {"color": t.accent, "width": 2}, "fillcolor": "rgba(0,0,0,0)"})
-    return {"data": _bars(trace, rows, t, at, "y", True),
-            "layout": layout(t, "Timeline", x=_x_title(trace, axis), note=note, barmode="overlay", bargap=0.1, yaxis=rows_axis(state, rows.requests), shapes=shapes,
-                             xaxis={"range": [0.5 if axis == "step" else 0.0, max(_x_end(trace, at, axis), 1.0 if axis == "step" else 1e-9)], "showgrid": False, "zeroline": False})}
+        shapes.append(
+            {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": y - 0.5, "y1": y + 0.5, "line": {"color": t.accent, "width": 2}, "fillcolor": "rgba(0,0,0,0)"}
+        )
+    return {
+        "data": _bars(trace, rows, t, at, "y", True),
+        "layout": layout(
+            t,
+            "Timeline",
+            x=_x_title(trace, axis),
+            note=note,
+            barmode="overlay",
+            bargap=0.1,
+            yaxis=rows_axis(state, rows.requests),
+            shapes=shapes,
+            xaxis={"range": [0.5 if axis == "step" else 0.0, max(_x_end(trace, at, axis), 1.0 if axis == "step" else 1e-9)], "showgrid": False, "zeroline": False},
+        ),
+    }
 
 
 def compare(a: Trace, b: Trace, cursor: Cursor | int | None = None, *, names: tuple[str, str] = ("ours", "theirs"), axis: str = "step", dark: bool = False) -> Figure:
     """Two timelines with a common x axis, and a dashed line at the first step that differs. Traces: the states of `a`, then those of `b`.
 
-    The cursor holds for both, as far as each run goes. A time axis says whose time each is, and does not draw measured and modelled times on one axis: it falls back to steps and says so.
+    The cursor holds for both, as far as each run goes. Measured and modelled times are not drawn on one axis: the picture falls back to steps and says so.
     """
     t = theme(dark)
     notes = []
@@ -120,7 +147,7 @@ def compare(a: Trace, b: Trace, cursor: Cursor | int | None = None, *, names: tu
     for trace, y in ((a, "y"), (b, "y2")):
         whole = place(trace, None)
         at = whole if cursor is None else Cursor(min(cursor if isinstance(cursor, int) else cursor.step, whole.step))
-        rows = timeline_rows(trace, at, axis=axis) if not missing else TimelineRows(*(np.empty(0, np.int64) for _ in range(4)), np.empty(0), np.empty(0), [])
+        rows = timeline_rows(trace, at, axis=axis) if not missing else TimelineRows.empty()
         data += _bars(trace, rows, t, at, y, y == "y")
         ends.append(_x_end(trace, at, axis) if not missing else 0.0)
         axes.append(rows_axis(trace.state(at), rows.requests))
@@ -130,8 +157,16 @@ def compare(a: Trace, b: Trace, cursor: Cursor | int | None = None, *, names: tu
         x = first.step - 0.5 if axis == "step" else min(r.record(first.step).t0_s for r in (a, b) if first.step <= len(r))
         shapes.append({**cursor_line(t, x), "line": {"color": t.state("preempted").color, "width": 1.5, "dash": "dash"}})
         notes.append(plain(first.text))
-    frame = layout(t, "; ".join(notes), x=_x_title(a, axis), note=missing, barmode="overlay", bargap=0.1, shapes=shapes,
-                   xaxis={"range": [0.5 if axis == "step" else 0.0, max(*ends, 1.0 if axis == "step" else 1e-9)], "anchor": "y2", "showgrid": False, "zeroline": False},
-                   yaxis={**axes[0], "domain": [0.52, 1.0], "title": {"text": plain(names[0])}})
+    frame = layout(
+        t,
+        "; ".join(notes),
+        x=_x_title(a, axis),
+        note=missing,
+        barmode="overlay",
+        bargap=0.1,
+        shapes=shapes,
+        xaxis={"range": [0.5 if axis == "step" else 0.0, max(*ends, 1.0 if axis == "step" else 1e-9)], "anchor": "y2", "showgrid": False, "zeroline": False},
+        yaxis={**axes[0], "domain": [0.52, 1.0], "title": {"text": plain(names[0])}},
+    )
     frame["yaxis2"] = {**frame["yaxis"], **axes[1], "domain": [0.0, 0.48], "title": {"text": plain(names[1])}}
     return {"data": data, "layout": frame}

@@ -66,5 +66,7 @@ def tokens(trace: Trace, cursor: Cursor | int | None = None, *, width: int = 240
             for column, value in zip(cells, (plain(r.request_id), t.state(r.state).title, "".join(reversed(line)), f"{len(mine)}/{r.max_tokens}", steps)):
                 column.append(value)
     what = "Text" if trace.has("texts") else "Token ids (" + (lacking(trace, "texts") or "no words") + ")"
-    return {"data": [data_table(t, ["request", "state", "output", "tokens", "steps"], cells, [60, 90, 520, 60, 60], mono=True)],
-            "layout": layout(t, f"{what} after {done_steps(at)} steps", note=note)}
+    return {
+        "data": [data_table(t, ["request", "state", "output", "tokens", "steps"], cells, [60, 90, 520, 60, 60], mono=True)],
+        "layout": layout(t, f"{what} after {done_steps(at)} steps", note=note),
+    }

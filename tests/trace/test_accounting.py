@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.golden import golden, header, records
 
 from cbviz.messages import Gauges, SlotAccount, StepRecord, TokenAccount
 from cbviz.trace.accounting import check_record, check_trace, count_slots, executed_at, summary
 from cbviz.trace.trace import Cursor, Trace
+from tests.golden import golden, header, records
 
 
 def changed(step: int, **fields: object) -> Trace:
@@ -40,15 +40,18 @@ def test_summary() -> None:
     assert summary(Trace())["tokens"]["total"] == 0
 
 
-@pytest.mark.parametrize("fields, words", [
-    ({"tokens": TokenAccount(9, 2, 8)}, "tokens do not add up: total 9, but useful 2"),
-    ({"tokens": TokenAccount(10, 2, 8)}, "10 tokens are accounted for, but its chunks and padding computed 9"),
-    ({"tokens": TokenAccount(9, 9)}, "0 recomputed tokens are accounted for, its chunks say 8"),
-    ({"tokens": TokenAccount(9, 0, 8, 0, 1)}, "1 rejected"),
-    ({"tokens": TokenAccount(9, 0, 8, 1)}, "1 padded"),
-    ({"tokens": TokenAccount(9, 2, 8, -1)}, "negative"),
-    ({"slots": SlotAccount(28, used=13)}, "slots do not add up"),
-])
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"tokens": TokenAccount(9, 2, 8)}, "tokens do not add up: total 9, but useful 2"),
+        ({"tokens": TokenAccount(10, 2, 8)}, "10 tokens are accounted for, but its chunks and padding computed 9"),
+        ({"tokens": TokenAccount(9, 9)}, "0 recomputed tokens are accounted for, its chunks say 8"),
+        ({"tokens": TokenAccount(9, 0, 8, 0, 1)}, "1 rejected"),
+        ({"tokens": TokenAccount(9, 0, 8, 1)}, "1 padded"),
+        ({"tokens": TokenAccount(9, 2, 8, -1)}, "negative"),
+        ({"slots": SlotAccount(28, used=13)}, "slots do not add up"),
+    ],
+)
 def test_a_wrong_sum_is_named(fields: dict[str, object], words: str) -> None:
     record = changed(6, **fields).record(6)
     with pytest.raises(AssertionError, match="step 6") as e:
@@ -57,7 +60,7 @@ def test_a_wrong_sum_is_named(fields: dict[str, object], words: str) -> None:
 
 
 def test_a_sum_that_closes_but_is_wrong_is_found_by_the_recount() -> None:
-    with pytest.raises(AssertionError, match="step 4.*recount"):
+    with pytest.raises(AssertionError, match=r"step 4.*recount"):
         check_trace(changed(4, slots=SlotAccount(28, used=17, partly_empty=3, cached=4, free=4)))
 
 

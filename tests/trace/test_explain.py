@@ -6,29 +6,55 @@ import json
 from typing import Any
 
 import pytest
-from tests.golden import NUM_STEPS, golden
 
 from cbviz import events as ev
 from cbviz.messages import ChunkRecord, RequestSpec, StepRecord
 from cbviz.trace import Sentence, Trace, explain
 from cbviz.trace.explain import ENDS, KINDS, RULES, count, explain_record, listed
 from cbviz.trace.schema import TraceHeader
+from tests.golden import NUM_STEPS, golden
 
 GOLDEN = {
-    1: ["r1 got a seat at once", "r1 found nothing in the cache: its first block was never seen, or is forgotten by now", "r1 got its first token, 10 ms after it arrived",
-        "r1 prefills 10 tokens, positions 0 to 9, the last of its prompt", "r1 arrived with 10 prompt tokens and asks for at most 4 tokens", "r1 takes 3 new blocks (1, 2, 3)",
-        "2 blocks of r1 are full and can be found by their hash from now on", "The step computed 10 tokens of 1 request in 10 ms (modelled)"],
-    3: ["r4 waits: all 3 seats are taken", "r3 got its first token, 24 ms after it arrived", "r3 prefills 3 tokens, positions 9 to 11, the last of its prompt", "r1 and r2 decode one token each",
-        "r4 arrived with 3 prompt tokens and asks for at most 5 tokens", "2 blocks of r1 and r3 are full and can be found by their hash from now on",
-        "The step computed 5 tokens of 3 requests in 12 ms (modelled)"],
-    4: ["r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 tokens, less what the cache still has",
+    1: [
+        "r1 got a seat at once",
+        "r1 found nothing in the cache: its first block was never seen, or is forgotten by now",
+        "r1 got its first token, 10 ms after it arrived",
+        "r1 prefills 10 tokens, positions 0 to 9, the last of its prompt",
+        "r1 arrived with 10 prompt tokens and asks for at most 4 tokens",
+        "r1 takes 3 new blocks (1, 2, 3)",
+        "2 blocks of r1 are full and can be found by their hash from now on",
+        "The step computed 10 tokens of 1 request in 10 ms (modelled)",
+    ],
+    3: [
+        "r4 waits: all 3 seats are taken",
+        "r3 got its first token, 24 ms after it arrived",
+        "r3 prefills 3 tokens, positions 9 to 11, the last of its prompt",
+        "r1 and r2 decode one token each",
+        "r4 arrived with 3 prompt tokens and asks for at most 5 tokens",
+        "2 blocks of r1 and r3 are full and can be found by their hash from now on",
+        "The step computed 5 tokens of 3 requests in 12 ms (modelled)",
+    ],
+    4: [
+        "r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 tokens, less what the cache still has",
         "Candidates to lose their blocks for r1 (by place in the running order), first to lose first: r3 (came last), r2 (came second) and r1 (came first)",
-        "r3 waits: nobody is admitted in a step that preempted a request; 1 more request waits behind it", "r1 finished: it has its 4 tokens (max_tokens)",
-        "Cached block 7 went to r1: r3 used it last, 0 steps ago", "r1 and r2 decode one token each", "r1 takes 1 new block (block 7)",
-        "1 block of r2 is full and can be found by its hash from now on", "r1 gave back 4 blocks (7, 3, 2, 1)", "The step computed 2 tokens of 2 requests in 12 ms (modelled)"],
-    5: ["r3 waits: it needs 3 blocks, 2 are free; 1 more request waits behind it", "r2 finished: it sampled the stop token 24 after 4 tokens",
-        "Cached block 6 went to r2: r3 used it last, 1 step ago", "r2 decodes one token", "r2 takes 1 new block (block 6)", "r2 gave back 4 blocks (6, 4, 2, 1)",
-        "The step computed 1 token of 1 request in 16 ms (modelled)"],
+        "r3 waits: nobody is admitted in a step that preempted a request; 1 more request waits behind it",
+        "r1 finished: it has its 4 tokens (max_tokens)",
+        "Cached block 7 went to r1: r3 used it last, up to this step",
+        "r1 and r2 decode one token each",
+        "r1 takes 1 new block (7)",
+        "1 block of r2 is full and can be found by its hash from now on",
+        "r1 gave back 4 blocks (7, 3, 2, 1)",
+        "The step computed 2 tokens of 2 requests in 12 ms (modelled)",
+    ],
+    5: [
+        "r3 waits: it needs 3 blocks, 2 are free; 1 more request waits behind it",
+        "r2 finished: it sampled the stop token 24 after 4 tokens",
+        "Cached block 6 went to r2: r3 used it last, 1 step ago",
+        "r2 decodes one token",
+        "r2 takes 1 new block (6)",
+        "r2 gave back 4 blocks (6, 4, 2, 1)",
+        "The step computed 1 token of 1 request in 16 ms (modelled)",
+    ],
     8: ["r5 was aborted after 1 of 9 tokens", "r5 gave back 2 blocks (2, 4)", "Nothing was computed in this step"],
 }
 
@@ -78,7 +104,13 @@ def test_a_step_is_told_without_what_came_later() -> None:
 
 def run(*events: ev.Event, chunks: list[ChunkRecord] | None = None, config: dict[str, Any] | None = None, waiting: int = 0, **fields: Any) -> list[Sentence]:
     """One step after one in which a, b, c hold seats and `waiting` requests w1.. wait."""
-    trace = Trace(TraceHeader(num_blocks=32, block_size=4, config={"max_num_seqs": 3, "max_num_batched_tokens": 64, "max_model_len": 99, "policy": "sjf", "long_prefill_token_threshold": 8} | (config or {})))
+    trace = Trace(
+        TraceHeader(
+            num_blocks=32,
+            block_size=4,
+            config={"max_num_seqs": 3, "max_num_batched_tokens": 64, "max_model_len": 99, "policy": "sjf", "long_prefill_token_threshold": 8} | (config or {}),
+        )
+    )
     arrivals: list[ev.Event] = []
     for i, rid in enumerate(("a", "b", "c")):
         arrivals += [ev.Arrived(rid, 0, 9, 20), ev.Admitted(rid, False, 0, 0, i), ev.Allocated(rid, [3 * i + 1, 3 * i + 2, 3 * i + 3]), ev.Scheduled(rid, 0, 9, wanted=9)]
@@ -100,6 +132,9 @@ WAITS = {
     ("decode-step", 0, 0): "w1 waits: this step only decodes",
     ("watermark", 4, 2): "w1 waits: it needs 4 blocks, and 2 are free above the watermark that an admission leaves",
     ("reserve", 10, 4): "w1 waits: 10 blocks must be set aside for its prompt and longest output, 4 are free",
+    ("guarantee", 9, 4): "w1 waits: with it, the prompts and longest outputs of all would need 9 more blocks, 4 are free",
+    ("estimate", 9, 1): "w1 waits: with it, what is still expected of all would need 9 more blocks, 1 is free",
+    ("degraded", 0, 1): "w1 waits: under overload the batch class goes one at a time, 1 request of it is running",
     ("policy", 0, 0): "w1 waits: policy sjf does not admit it now",
 }
 
@@ -137,8 +172,9 @@ FINISHES = {
     "stop": "a finished: it sampled the stop token 2 after 1 token",
     "max_model_len": "a finished after 1 token: prompt and output reached max_model_len, 99",
     "abort": "a was aborted after 1 of 20 tokens",
-    "timeout": "a timed out after 1 of 20 tokens: its deadline has passed",
-    "shed": "a was shed to relieve the overload, after 1 of 20 tokens",
+    "timeout": "a timed out after 1 of 20 tokens: it took longer than timeout_s",
+    "deadline": "a ended after 1 of 20 tokens: its deadline has passed",
+    "shed": "a was shed to relieve the overload: it waited too long without ever running",
 }
 
 
@@ -162,21 +198,34 @@ def test_caps(cap: str) -> None:
 
 
 OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
-    ([ev.Preempted("a", "a", "last", 1, [1], [("a", "")], 0, 2, 1)], {}, "a, last to arrive, was preempted for want of blocks: it needs 2 blocks, 1 is free; it will recompute 1 token"),
+    (
+        [ev.Preempted("a", "a", "last", 1, [1], [("a", "")], 0, 2, 1)],
+        {},
+        "a, last to arrive, was preempted for want of blocks: it needs 2 blocks, 1 is free; it will recompute 1 token",
+    ),
     ([ev.Preempted("a", "b", "coin", 5, [1], [], 0, 1, 0)], {}, "a, chosen by the rule 'coin', was preempted for b: b needs 1 block, 0 are free; a will recompute 5 tokens"),
     ([ev.Scheduled("a", 9, 1), ev.Unscheduled("a")], {}, "a had a share of this step; it was taken back"),
+    ([ev.Starving("w1", 8, 30, 4, 2)], {"waiting": 1}, "w1 is starving: 8 later requests were admitted in its 30 steps of waiting; its admission would take 4 blocks, 2 are free"),
     ([ev.Skipped("a", "budget"), ev.Skipped("b", "budget")], {}, "a and b get no token in this step: the step's token budget is used up"),
     ([ev.Skipped("a", "blocks")], {}, "a gets no token in this step: the preemption ended the round"),
     ([ev.Skipped("a", "prefill-step")], {}, "a gets no token in this step: a step of prefills goes first"),
     ([ev.Skipped("a", "max_model_len")], {}, "a gets no token in this step: max_model_len is reached"),
     ([ev.Reordered(["w2", "w1"])], {"waiting": 2}, "The policy put the queue into another order: w2 and w1"),
     ([ev.OutOfWindow("a", [1, 2], 0)], {}, "a gave back 2 blocks left of its attention window (1, 2)"),
-    ([ev.Shared("a", [0, 5])], {}, "a shares 1 block that is already there (block 5)"),
+    ([ev.Shared("a", [0, 5])], {}, "a shares 1 block that is already there (5)"),
     ([ev.Finished("a", "length"), ev.SeatHeld("a", 0)], {}, "a keeps its seat until the batch ends"),
     ([ev.Finished("a", "length"), ev.SeatHeld("a", 0), ev.Finished("b", "length"), ev.SeatHeld("b", 1), ev.SeatsFreed(["a", "b"])], {}, "The batch ended: 2 seats are free again"),
-    ([ev.Scheduled("a", 9, 4, 3), ev.Sampled("a", [1, 2], 2)], {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]}, "2 of 3 drafts of a are thrown away: the model chose other tokens"),
+    (
+        [ev.Scheduled("a", 9, 4, 3), ev.Sampled("a", [1, 2], 2)],
+        {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
+        "2 of 3 drafts of a are thrown away: the model chose other tokens",
+    ),
     ([ev.Scheduled("a", 9, 4, 3)], {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]}, "a decodes one token and checks 3 drafts"),
-    ([ev.Scheduled("a", 9, 1, padding=True)], {"chunks": [ChunkRecord("a", 9, 1, "decode", padding=True)]}, "a is finished and computed on, the result thrown away: the batch has not ended"),
+    (
+        [ev.Scheduled("a", 9, 1, padding=True)],
+        {"chunks": [ChunkRecord("a", 9, 1, "decode", padding=True)]},
+        "a is finished and computed on, the result thrown away: the batch has not ended",
+    ),
     ([], {"num_padding_tokens": 12, "chunks": [ChunkRecord("a", 9, 4, "prefill")]}, "12 tokens are computed only to bring the prompts to one length"),
     ([ev.Evicted(20, "a", "b", 3), ev.Evicted(21, "c", "b", 3)], {}, "2 cached blocks went to b (20, 21): what a and c left there can no longer be found"),
     ([ev.Arrived(f"n{i}", i, 5, 5) for i in range(5)], {}, "5 requests arrived: n0, n1, n2, n3 and n4"),
@@ -208,8 +257,17 @@ def test_many_at_once_are_one_sentence() -> None:
     trace = Trace(TraceHeader(num_blocks=64))
     ids = [f"q{i}" for i in range(8)]
     specs = [RequestSpec(r, (1, 2), 5) for r in ids]
-    trace.append(StepRecord(1, 0.0, 1.0, "measured", [ChunkRecord(r, 0, 2, "prefill") for r in ids],
-                            [*(ev.Arrived(r, i, 2, 5) for i, r in enumerate(ids)), *(ev.Admitted(r, False, 0, 0, i) for i, r in enumerate(ids)), *(ev.Sampled(r, [1]) for r in ids)], arrivals=specs))
+    trace.append(
+        StepRecord(
+            1,
+            0.0,
+            1.0,
+            "measured",
+            [ChunkRecord(r, 0, 2, "prefill") for r in ids],
+            [*(ev.Arrived(r, i, 2, 5) for i, r in enumerate(ids)), *(ev.Admitted(r, False, 0, 0, i) for i, r in enumerate(ids)), *(ev.Sampled(r, [1]) for r in ids)],
+            arrivals=specs,
+        )
+    )
     trace.append(StepRecord(2, 1.0, 2.0, "measured", [ChunkRecord(r, 2, 1, "decode") for r in ids], [ev.Executed(), *(ev.Sampled(r, [1]) for r in ids)]))
     assert explain(trace, 2) == ["8 requests decode one token each", "The step computed 8 tokens of 8 requests in 1 s (measured)"]
     assert "8 requests got a seat at once: q0, q1, q2, q3, q4, q5, q6 and q7" in explain(trace, 1)

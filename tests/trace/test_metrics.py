@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.golden import golden
 
-from cbviz.messages import RequestSpec, StepRecord
 from cbviz.events import Arrived
+from cbviz.messages import RequestSpec, StepRecord
 from cbviz.trace import Cursor, Trace, format_metrics, metrics, request_metrics
 from cbviz.trace.metrics import METRICS, PROMETHEUS, format_value, kv_usage, latencies, percentile, seconds, whose_time
 from cbviz.trace.schema import TraceHeader
+from tests.golden import golden
 
 
 def test_figures_of_the_golden_run() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.runs import run
 
 from cbviz.config import DISCIPLINES
 from cbviz.core.policy import POLICIES
 from cbviz.trace import compare, explain, load, metrics
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.state import CODE
+from tests.runs import run
 
 BUILT_IN = ("fcfs", "priority", "sjf")
 

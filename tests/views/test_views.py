@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.golden import NUM_STEPS, golden
-from tests.runs import run
 
 from cbviz import views
 from cbviz.trace import Cursor, Trace
@@ -19,11 +17,21 @@ from cbviz.trace.state import CODE, STATES
 from cbviz.views.blocks import KINDS, changed_blocks
 from cbviz.views.figure import plain
 from cbviz.views.load import PARTS, STEP_KINDS
+from tests.golden import NUM_STEPS, golden
+from tests.runs import run
 
 ALL: dict[str, tuple[Callable[..., Any], int]] = {
-    "timeline": (views.timeline, len(STATES)), "timeline-time": (lambda t, c=None, **o: views.timeline(t, c, axis="time", **o), len(STATES)),
-    "block_map": (views.block_map, 6), "block_table": (lambda t, c=None, **o: views.block_table(t, "r2", c, **o), 1), "batch": (views.batch, 5), "utilisation": (views.utilisation, 4),
-    "roofline": (views.roofline, 5), "queues": (views.queues, 4), "latency": (views.latency, 3), "tokens": (views.tokens, 1), "slots": (views.slots, 5),
+    "timeline": (views.timeline, len(STATES)),
+    "timeline-time": (lambda t, c=None, **o: views.timeline(t, c, axis="time", **o), len(STATES)),
+    "block_map": (views.block_map, 6),
+    "block_table": (lambda t, c=None, **o: views.block_table(t, "r2", c, **o), 1),
+    "batch": (views.batch, 5),
+    "utilisation": (views.utilisation, 4),
+    "roofline": (views.roofline, 5),
+    "queues": (views.queues, 4),
+    "latency": (views.latency, 3),
+    "tokens": (views.tokens, 1),
+    "slots": (views.slots, 5),
     "compare": (lambda t, c=None, **o: views.compare(t, golden(), c, **o), 2 * len(STATES)),
 }
 
@@ -94,8 +102,10 @@ def test_batch_rows() -> None:
     rows = views.batch_rows(golden(), 2)
     assert rows.request_ids == ["r1", "r2", "r3"] and rows.budget == 12
     assert [dict(zip(PARTS, r)) for r in rows.tokens.tolist()] == [
-        {"decode": 1, "prefill": 0, "recomputed": 0, "draft": 0, "padded": 0}, {"decode": 0, "prefill": 2, "recomputed": 0, "draft": 0, "padded": 0},
-        {"decode": 0, "prefill": 9, "recomputed": 0, "draft": 0, "padded": 0}]
+        {"decode": 1, "prefill": 0, "recomputed": 0, "draft": 0, "padded": 0},
+        {"decode": 0, "prefill": 2, "recomputed": 0, "draft": 0, "padded": 0},
+        {"decode": 0, "prefill": 9, "recomputed": 0, "draft": 0, "padded": 0},
+    ]
     assert dict(zip(PARTS, views.batch_rows(golden(), 6).tokens[0].tolist())) == {"decode": 0, "prefill": 1, "recomputed": 8, "draft": 0, "padded": 0}
     assert views.batch_rows(golden(), 0).request_ids == []
 
@@ -165,8 +175,20 @@ def test_a_picture_shows_no_later_state(name: str) -> None:
         assert view(golden(), step) == view(golden().share(step), step)
 
 
-@pytest.mark.parametrize("view, capability", [("timeline", "schedule"), ("block_map", "blocks"), ("batch", "schedule"), ("utilisation", "cost"), ("roofline", "time"), ("queues", "queue"), ("latency", "time"),
-                                              ("tokens", "tokens"), ("slots", "accounting")])
+@pytest.mark.parametrize(
+    "view, capability",
+    [
+        ("timeline", "schedule"),
+        ("block_map", "blocks"),
+        ("batch", "schedule"),
+        ("utilisation", "cost"),
+        ("roofline", "time"),
+        ("queues", "queue"),
+        ("latency", "time"),
+        ("tokens", "tokens"),
+        ("slots", "accounting"),
+    ],
+)
 def test_a_view_says_which_table_is_missing_and_why(view: str, capability: str) -> None:
     held = [c for c in golden().header.capabilities if c != capability]
     figure = views.VIEWS[view](golden(capabilities=held, missing={capability: "a log has <none>"}))
@@ -190,8 +212,17 @@ def test_request_ids_are_never_markup() -> None:
 
     evil = "<img src=x>$1$"
     trace = Trace(TraceHeader(num_blocks=8, block_size=4, config={"max_num_seqs": 2}))
-    trace.append(StepRecord(1, 0.0, 1.0, "measured", [ChunkRecord(evil, 0, 3, "prefill", sample=True)],
-                            [ev.Arrived(evil, 0, 3, 4), ev.Admitted(evil, False, 0, 0, 0), ev.Allocated(evil, [1]), ev.Scheduled(evil, 0, 3, wanted=3), ev.Executed(), ev.Sampled(evil, [5])], texts={evil: [evil]}))
+    trace.append(
+        StepRecord(
+            1,
+            0.0,
+            1.0,
+            "measured",
+            [ChunkRecord(evil, 0, 3, "prefill", sample=True)],
+            [ev.Arrived(evil, 0, 3, 4), ev.Admitted(evil, False, 0, 0, 0), ev.Allocated(evil, [1]), ev.Scheduled(evil, 0, 3, wanted=3), ev.Executed(), ev.Sampled(evil, [5])],
+            texts={evil: [evil]},
+        )
+    )
     for name, (view, _) in ALL.items():
         if name != "compare":
             assert "<img" not in json.dumps(view(trace)), name

@@ -1,0 +1,1 @@
+"""Other programs' formats: what goes out (Perfetto, CSV) and what comes in."""

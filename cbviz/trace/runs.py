@@ -1,0 +1,49 @@
+"""Where runs are kept that were given no name: a folder in the cache, the last 20 of them. Knows files and times, not what is in them.
+
+A run is written there line by line as it goes, so what a crash leaves can be opened again: `cbviz show` without a name takes the newest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+from cbviz.model import hub
+
+KEEP = 20
+
+
+def folder() -> Path:
+    """The folder of autosaved runs, made if absent. Raises ModelError where the cache can't be written."""
+    path = hub.cache_dir() / "runs"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def new_path(label: str) -> Path:
+    """A fresh name for a run; the oldest beyond KEEP are removed to make room. `label` says what it is, for whoever lists the folder."""
+    for old in recent()[KEEP - 1:]:
+        old.unlink(missing_ok=True)
+    base = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', label).strip('-')[:60] or 'run'}-{os.getpid()}"
+    path, n = folder() / f"{base}.jsonl", 2
+    while path.exists():
+        path, n = folder() / f"{base}-{n}.jsonl", n + 1
+    return path
+
+
+def recent() -> list[Path]:
+    """The autosaved runs, the newest first."""
+    found = []
+    for path in folder().glob("*.jsonl"):
+        try:
+            found.append((path.stat().st_mtime_ns, path.name, path))
+        except OSError:  # another process removed it just now
+            continue
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def last() -> Path | None:
+    """The newest autosaved run, None if there is none."""
+    return next(iter(recent()), None)
