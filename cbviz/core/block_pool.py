@@ -174,6 +174,22 @@ class BlockPool:
         if not same:
             del self.by_hash[block_hash]
 
+    def uncache(self, b: int) -> None:
+        """Takes back `cache` for a block in use: what it was to hold will not be computed."""
+        h = self.block_hash[b]
+        assert h is not None and self.ref_count[b]
+        same = self.by_hash[h]
+        before = tuple(same)
+        del same[b]
+        if not same:
+            del self.by_hash[h]
+        self.block_hash[b] = None
+        self.undo.append((self._undo_uncache, (b, h, before)))
+
+    def _undo_uncache(self, b: int, h: bytes, before: tuple[int, ...]) -> None:
+        self.block_hash[b] = h
+        self.by_hash[h] = dict.fromkeys(before)
+
     def forget(self, b: int) -> None:
         """Takes the hash from a block whose content can't be trusted (a failed step). Not undone."""
         h = self.block_hash[b]

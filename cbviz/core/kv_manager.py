@@ -155,6 +155,12 @@ class KVManager:
                 self.journal.append(ev.BlockCached(r.request_id, b, hashes[i].hex()[:16]))
         r.num_cached_blocks = full
 
+    def uncache_planned(self, r: Request) -> None:
+        """The request's tokens of this step will not be computed after all: blocks that they would have filled can't be found."""
+        for i in range(r.num_computed_tokens // self.block_size, r.num_cached_blocks):
+            if r.block_ids[i] != NULL_BLOCK:
+                self.pool.uncache(r.block_ids[i])
+
     def _leave_window(self, r: Request) -> None:
         gone = min(max(0, r.num_computed_tokens - self.sliding_window + 1) // self.block_size, len(r.block_ids))
         first = r.num_null_blocks

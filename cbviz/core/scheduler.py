@@ -217,8 +217,7 @@ class Scheduler:
         self._num_preempted = 0
         self._budget = self.config.max_num_batched_tokens or 0
         self._now = now_s
-        if not self.rules.hold_seat:
-            self._close_batch(force=True)
+        self._close_batch(force=not self.rules.hold_seat)
         self._expire(now_s)
         self._rank_waiting(now_s)
         if self.rules.mix == "prefill-first":
@@ -228,7 +227,7 @@ class Scheduler:
             self._admit(plan)
             if plan.chunks:
                 self.journal.extend(ev.Skipped(r.request_id, "prefill-step") for r in self.running if not r.seat_held and r not in self._shares)
-            elif not self._num_preempted:
+            else:  # also where every half-done prefill has just lost its blocks: somebody must get on
                 self._run(plan, self.running)
                 self._adapt_ratio()
         else:
@@ -302,14 +301,14 @@ class Scheduler:
                 short = kv.allocate(r, n)
                 while short is not None:
                     victim = self._victim()
-                    place = order.index(victim)
+                    place = order.index(victim) if victim in order else len(order)
                     self._preempt(victim, r, short, plan)
                     if order is not running:
-                        order.pop(place)
+                        del order[place : place + 1]
                     if place < i:
                         i -= 1
                     if victim is r:
-                        self.journal.extend(ev.Skipped(x.request_id, "blocks") for x in order[i:])
+                        self.journal.extend(ev.Skipped(x.request_id, "blocks") for x in order[i:] if not x.seat_held)
                         return
                     short = kv.allocate(r, n)
             self._share(r, n, wanted, cap, plan)
@@ -374,6 +373,7 @@ class Scheduler:
             place = self._shares.index(victim)
             self._budget += plan.chunks[place].num_tokens
             del self._shares[place], plan.chunks[place], self.chunk_records[place]
+            self.kv.uncache_planned(victim)
             self.journal.append(ev.Unscheduled(victim.request_id))
         lost = victim.num_computed_tokens
         victim.max_computed = max(victim.max_computed, lost)

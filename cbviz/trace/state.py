@@ -297,6 +297,10 @@ def _scheduled(s: State, e: ev.Scheduled, record: StepRecord) -> None:
 
 def _unscheduled(s: State, e: ev.Unscheduled, record: StepRecord) -> None:
     s.requests[e.request_id].last_step = -1
+    for x in record.events[: record.events.index(e)]:  # blocks that this step would have filled
+        if isinstance(x, ev.BlockCached) and x.request_id == e.request_id:
+            s.cached[x.block_id] = 0
+            s.touched.add(x.block_id)
 
 
 def _preempted(s: State, e: ev.Preempted, record: StepRecord) -> None:
