@@ -234,7 +234,7 @@ def block_table(trace: Trace, request: str, cursor: Cursor | int | None = None, 
     ]
     return {
         "data": [data_table(t, ["place", "tokens", "block", "is", "filled", "has a hash", "shared with"], cells)],
-        "layout": layout(t, f"Block table of {plain(request)}", note=note),
+        "layout": layout(t, f"Block table of {plain(request)}", note=note, margin={"l": 8, "r": 8}),
     }
 
 

@@ -61,7 +61,7 @@ def layout(t: Theme, title: str = "", *, x: str = "", y: str = "", note: str = "
         "font": {"family": FONT, "size": 12, "color": t.fg},
         "margin": {"l": 64, "r": 16, "t": 40 if title else 12, "b": 40},
         "hoverlabel": {"bgcolor": t.fg, "font": {"color": t.bg, "family": FONT}, "align": "left"},
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 1, "xanchor": "right", "font": {"size": 11}, "traceorder": "normal"},
+        "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0.0, "x": 0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"},
         "xaxis": {**axis, "title": {"text": x}},
         "yaxis": {**axis, "title": {"text": y}},
         "shapes": [],

@@ -75,7 +75,7 @@ def batch(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = Fals
                 "x": rows.tokens[:, j].tolist(),
                 "y": y,
                 "customdata": [[n, int(s)] for n, s in zip(names, rows.start)],
-                "marker": {"color": look.color, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "size": 5, "solidity": 0.35}},
+                "marker": {"color": look.color, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "bgcolor": look.color, "size": 5, "solidity": 0.35}},
                 "showlegend": bool(rows.tokens[:, j].any()),
                 "hovertemplate": "%{customdata[0]}: %{x} tokens " + look.title + ", from position %{customdata[1]}<extra></extra>",
             }

@@ -81,7 +81,7 @@ def _bars(trace: Trace, rows: TimelineRows, t: Theme, at: Cursor, yaxis: str, le
                 "base": rows.x0[pick].tolist(),
                 "x": (rows.x1[pick] - rows.x0[pick]).tolist(),
                 "y": rows.row[pick].tolist(),
-                "marker": {"color": look.color, "line": {"width": 0}, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "size": 5, "solidity": 0.35}},
+                "marker": {"color": look.color, "line": {"width": 0}, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "bgcolor": look.color, "size": 5, "solidity": 0.35}},
                 "customdata": [[label(state, rows.requests[rows.row[i]]), int(rows.first[i]), int(rows.last[i])] for i in pick],
                 "hovertemplate": "%{customdata[0]}: " + look.title + ", steps %{customdata[1]} to %{customdata[2]}<extra></extra>",
             }
@@ -156,7 +156,7 @@ def compare(a: Trace, b: Trace, cursor: Cursor | int | None = None, *, names: tu
     if first is not None and (cursor is None or first.step <= (cursor if isinstance(cursor, int) else cursor.step)):
         x = first.step - 0.5 if axis == "step" else min(r.record(first.step).t0_s for r in (a, b) if first.step <= len(r))
         shapes.append({**cursor_line(t, x), "line": {"color": t.state("preempted").color, "width": 1.5, "dash": "dash"}})
-        notes.append(plain(first.text))
+        notes.append(f"step {first.step} is the first that differs ({first.key})")
     frame = layout(
         t,
         "; ".join(notes),

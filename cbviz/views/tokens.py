@@ -63,10 +63,10 @@ def tokens(trace: Trace, cursor: Cursor | int | None = None, *, width: int = 240
                     break
                 line.append(f"<b>{plain(word)}</b>" if rows.new[i] and word else plain(word))
             steps = f"{rows.step[mine[0]]}..{rows.step[mine[-1]]}" if mine else ""
-            for column, value in zip(cells, (plain(r.request_id), t.state(r.state).title, "".join(reversed(line)), f"{len(mine)}/{r.max_tokens}", steps)):
+            for column, value in zip(cells, (plain(r.request_id), r.state, "".join(reversed(line)), f"{len(mine)}/{r.max_tokens}", steps)):
                 column.append(value)
     what = "Text" if trace.has("texts") else "Token ids (" + (lacking(trace, "texts") or "no words") + ")"
     return {
-        "data": [data_table(t, ["request", "state", "output", "tokens", "steps"], cells, [60, 90, 520, 60, 60], mono=True)],
-        "layout": layout(t, f"{what} after {done_steps(at)} steps", note=note),
+        "data": [data_table(t, ["request", "state", "output", "tokens", "steps"], cells, [100, 110, 520, 80, 80], mono=True)],
+        "layout": layout(t, f"{what} after {done_steps(at)} steps", note=note, margin={"l": 8, "r": 8}),
     }

@@ -232,7 +232,7 @@ def test_request_ids_are_never_markup() -> None:
 def test_compare_marks_the_first_difference() -> None:
     a, b = run(discipline="chunked"), run(discipline="orca")
     figure = views.compare(a, b, names=("chunked", "orca"))
-    assert figure["layout"]["title"]["text"].startswith("step ")
+    assert figure["layout"]["title"]["text"].startswith("step 1 is the first that differs")
     assert any(s["line"].get("dash") == "dash" for s in figure["layout"]["shapes"])
     same = views.compare(a, a)
     assert same["layout"]["title"]["text"] == "" and same["layout"]["shapes"] == []
