@@ -18,6 +18,7 @@ from cbviz import cost as costs
 from cbviz import events as ev
 from cbviz import workload as workloads
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, check_names
+from cbviz.core.policy import get_policy
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord
@@ -54,6 +55,13 @@ class Session:
         self.model = model
         self.runner_name = runner if isinstance(runner, str) else getattr(runner, "name", type(runner).__name__)
         self.workload_params = dict(workload_params or {})
+        # What can be known to be wrong is said before a model is loaded.
+        get_policy(asked.policy)
+        devices.get(asked.modelled_device)
+        if asked.clock == "measured" and (runner == "sim" or getattr(runner, "simulated", False)):
+            raise ConfigError(f"clock is 'measured', but runner {self.runner_name} computes nothing whose time could be measured: leave clock empty or 'modelled'")
+        if isinstance(workload, (str, Path)):
+            workloads.check(workload, **self.workload_params)
         loaded: Any = None
         if runner == "torch":
             loaded = _load_model(model, asked.device, progress)
@@ -84,6 +92,8 @@ class Session:
             specs = workloads.build(workload, seed=seed, model_vocab=spec.vocab_size, tokenizer=self.tokenizer, **self.workload_params)
         else:
             specs = list(workload or ())
+            if strange := next((x for x in specs if not isinstance(x, RequestSpec)), None):
+                raise RequestError(f"a workload is a preset's name, a file, or a list of RequestSpec; the list holds {strange!r:.80}")
         self.workload: list[RequestSpec] = specs
         self.breakpoints: list[Predicate] = []
         self.name = "main"
@@ -106,8 +116,10 @@ class Session:
         tokens = {r.request_id: r.output_token_ids for r in end.by_index}
         runner = TapeRunner(spec, tokens, {r.request_id: r.num_prompt_tokens for r in end.by_index})
         specs = [_with_output_len(s, len(tokens[s.request_id])) for s in trace.specs.values() if tokens.get(s.request_id)]
+        if not specs:
+            raise ConfigError("this trace holds no request with tokens: there is nothing to run again")
         first = EngineConfig(**{k: v for k, v in trace.header.config.items() if k in CONFIG_FIELDS})
-        return cls(specs, runner=runner, model=trace.header.model or "smollm2", **first.changed(clock="modelled", **changes).to_dict())
+        return cls(specs, runner=runner, model=trace.header.model or "smollm2", **first.changed(**{"clock": "modelled", **changes}).to_dict())
 
     @classmethod
     def from_trace(cls, trace: Trace, *, runner: str | Runner | None = None, progress: Callable[..., None] | None = None, autosave: str | Path | None = None) -> Session:

@@ -1,6 +1,6 @@
-"""Where runs are kept that were given no name: a folder in the cache, the last 20 of them. Knows files and times, not what is in them.
+"""Where runs are kept that were given no name: a folder in the cache, which the explorer uses too. Knows files and times, not what is in them.
 
-A run is written there line by line as it goes, so what a crash leaves can be opened again: `cbviz show` without a name takes the newest.
+A run of the command line is called `run-...`, and the last 20 of these are kept. It is written there line by line as it goes, so what a crash leaves can be opened again: `cbviz show` without a name takes the newest.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def folder() -> Path:
 
 
 def new_path(label: str) -> Path:
-    """A fresh name for a run; the oldest beyond KEEP are removed to make room. `label` says what it is, for whoever lists the folder."""
-    for old in recent()[KEEP - 1:]:
+    """A fresh name for a run; the oldest of these names beyond KEEP are removed to make room. `label` says what it is, for whoever lists the folder."""
+    for old in [path for path in recent() if path.name.startswith("run-")][KEEP - 1:]:
         old.unlink(missing_ok=True)
-    base = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', label).strip('-')[:60] or 'run'}-{os.getpid()}"
+    base = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', label).strip('-')[:60] or 'run'}-{os.getpid()}"
     path, n = folder() / f"{base}.jsonl", 2
     while path.exists():
         path, n = folder() / f"{base}-{n}.jsonl", n + 1

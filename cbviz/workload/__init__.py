@@ -20,17 +20,24 @@ def build(name_or_path: str | Path, *, seed: int = 0, model_vocab: int | None = 
     `model_vocab`: made-up ids stay below it, and a file's ids must. `tokenizer`: turns texts into the model's ids; None makes ids up. `params`: a preset's own
     (`PRESETS[name].params`), or `limit` and `scale` for a file. Raises ConfigError naming the parameter and its limit, RequestError for a bad line of a file.
     """
+    check(name_or_path, **params)
     name = str(name_or_path)
     if name in PRESETS:
-        preset = PRESETS[name]
-        _check(params, preset.params, f"workload {name!r}")
-        return preset.make(Source(seed, model_vocab, tokenizer), **params)
+        return PRESETS[name].make(Source(seed, model_vocab, tokenizer), **params)
+    return files.load(name_or_path, seed=seed, model_vocab=model_vocab, tokenizer=tokenizer, **params)
+
+
+def check(name_or_path: str | Path, **params: Any) -> None:
+    """Raises ConfigError if there is no such preset or file, or it has no such parameter: known before a model is loaded."""
+    name = str(name_or_path)
+    if name in PRESETS:
+        _check(params, PRESETS[name].params, f"workload {name!r}")
+        return
     if not Path(name_or_path).is_file():
         near = difflib.get_close_matches(name, PRESETS, n=1)
         raise ConfigError(f"workload {name!r} is neither a preset nor a file" + (f"; did you mean {near[0]!r}?" if near else f"; presets: {', '.join(PRESETS)}"))
     known = {p.name: p.default for p in inspect.signature(files.load).parameters.values() if p.name in ("limit", "scale")}
     _check(params, known, f"file {name!r}")
-    return files.load(name_or_path, seed=seed, model_vocab=model_vocab, tokenizer=tokenizer, **params)
 
 
 def _check(params: dict[str, Any], known: dict[str, Any], what: str) -> None:
@@ -44,4 +51,4 @@ def _check(params: dict[str, Any], known: dict[str, Any], what: str) -> None:
                 raise ConfigError(f"{what}: {key} must be {'a number' if kind == (int, float) else 'text' if kind is str else 'a whole number'}, got {value!r}")
 
 
-__all__ = ["PRESETS", "Preset", "build"]
+__all__ = ["PRESETS", "Preset", "build", "check"]

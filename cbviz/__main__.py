@@ -1,0 +1,5 @@
+"""`python -m cbviz` is `cbviz`."""
+
+from cbviz.cli import main
+
+main()
