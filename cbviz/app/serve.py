@@ -145,6 +145,8 @@ def _serve(command: list[str], env: dict[str, str], url: str, browser: bool, wha
     """Runs a server until it ends or Ctrl-C; both the server and its kernels are gone when this returns."""
     group: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {}
     process = subprocess.Popen(command, env=env, **group)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)  # ended from outside: the server and its kernels go too
     try:
         if browser or what == "The explorer":
             threading.Thread(target=_announce, args=(process, url, browser, what), daemon=True).start()
@@ -154,6 +156,10 @@ def _serve(command: list[str], env: dict[str, str], url: str, browser: bool, wha
         return 0
     finally:
         _stop(process)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _announce(process: subprocess.Popen[bytes], url: str, browser: bool, what: str) -> None:

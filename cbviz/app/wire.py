@@ -21,7 +21,10 @@ SERIES = ("t0", "t1", "busy", "sampled", "useful", "recomputed", "padded", "reje
 """Columns of the figures of a step, float64. `busy`: seconds of the pass itself; `flops`, `bytes`: its work, NaN if unknown."""
 STATUS = ("waiting", "running", "preempted", "finished", "refused")
 KIND = {"prefill": 0, "decode": 1, "recompute": 2, "padded": 3}
+ROW_WORDS = 12
+"""Words of a request's row before its blocks: index, state, computed, cached, outputs, preemptions, wait reason, need, have, end, status, number of blocks."""
 SAME_BLOCKS = 0xFFFFFFFF
+"""In place of the number of blocks: the table is as it was."""
 CACHED, NULL = 1, 2
 MOST_FOLDS = 200
 """A jump of more steps is sent in full: folding them one by one would cost more."""

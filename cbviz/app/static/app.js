@@ -69,7 +69,7 @@ export async function render({ model, el, Plotly }) {
   app.seek = (n) => { if (seekTo === null) requestAnimationFrame(() => { app.send("seek", { step: seekTo }); seekTo = null; }); seekTo = n; };      // scrubbing: one a frame
   app.select = (r) => {
     app.sel = r; const R = app.R; app.say(r < 0 ? "Selection cleared" : `${R.id(r)} selected${R.rows[r] ? `, ${STATE_TEXT[STATES[R.rows[r].code]]}, ${R.rows[r].blocks.length} blocks` : ""}`);
-    if (views) { views.tv.f.dov = true; views.bv.f.du = true; } paintWords(); app.dirty();
+    if (views) { views.tv.f.dov = true; views.bv.f.du = true; } paintWords(); panels.tokens.body.scrollTop = 0; app.dirty();
   };
   root.addEventListener("keydown", (e) => {
     if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return; const t = e.target, typing = t.matches("textarea, select, input:not([type=range]):not([type=checkbox])"); if (keysBox.open && e.key !== "?" && e.key !== "Escape") return;
@@ -87,10 +87,10 @@ export async function render({ model, el, Plotly }) {
   function legends() {
     const dpr = devicePixelRatio || 1, swatch = (s) => { const c = h("canvas", { "aria-hidden": "true" }), W = Math.round(22 * dpr), H = Math.round(12 * dpr), tl = new Timeline(1); c.width = W; c.height = H; c.style.cssText = "width:22px;height:12px"; tl.push(0, 1, s); tl.t = 11; const im = new ImageData(W, H); paintTimeline(new Uint32Array(im.data.buffer), W, H, tl, { x0: 0.5, x1: 10.5, y0: -0.5, y1: 0.5 }, app.th.lut, dpr); c.getContext("2d").putImageData(im, 0, 0); return c; };
     const seen = app.seen || (app.seen = new Set([1, 2, 3, 4, 6])), order = [1, 2, 3, 10, 4, 5, 7, 8, 9, 11, 12, 6]; stateKey.replaceChildren(...order.filter((s) => seen.has(s)).map((s) => h("span", { class: "cb-key" }, swatch(s), STATE_TEXT[STATES[s]])));
-    const b = (cls, t) => h("span", { class: "cb-key" }, h("i", { class: "cb-sw " + cls, "aria-hidden": "true" }), t); blockKey.replaceChildren(b("cb-sw-used", "in use"), b("cb-sw-part", "partly filled"), b("cb-sw-shared", "shared"), b("cb-sw-cached", "free, cached"), b("cb-sw-free", "free"), b("cb-sw-null", "null"), b("cb-sw-mark", "changed now"));
+    const b = (cls, t) => h("span", { class: "cb-key" }, h("i", { class: "cb-sw " + cls, "aria-hidden": "true" }), t); blockKey.replaceChildren(b("cb-sw-used", "in use"), b("cb-sw-part", "part full"), b("cb-sw-shared", "shared"), b("cb-sw-cached", "cached"), b("cb-sw-free", "free"), b("cb-sw-mark", "changed"));
   }
   function paintTheme() {
-    const th = app.th, v = { bg: th.bg, page: th.page, fg: th.fg, mute: th.mute, line: th.line, track: th.track, accent: th.accent, onaccent: th.onAccent, bad: th.bad, hot: th.hot, mark: th.mark, tip: th.tip, tipfg: th.tipfg, free: th.free, used: th.own.css[0], tint: th.own.tint[0], ink: th.own.ink[0], prefill: th.state.prefill[0], decode: th.state.decode[0], warn: th.state.preempted[0], good: th.dark ? "#5dbb8a" : "#1a7f4b" };
+    const th = app.th, v = { bg: th.bg, page: th.page, fg: th.fg, mute: th.mute, line: th.line, track: th.track, accent: th.accent, onaccent: th.onAccent, bad: th.bad, hot: th.hot, mark: th.mark, tip: th.tip, tipfg: th.tipfg, free: th.free, used: th.own.css[0], tint: th.own.tint[0], ink: th.own.ink[0], prefill: th.state.prefill[0], decode: th.state.decode[0], warn: th.state.preempted[0], l0: th.lines[0], l1: th.lines[1], good: th.dark ? "#5dbb8a" : "#1a7f4b" };
     for (const k in v) root.style.setProperty("--cb-" + k, v[k]); root.style.colorScheme = th.dark ? "dark" : "light"; root.style.fontFamily = th.font; root.setAttribute("data-theme", th.dark ? "dark" : "light"); setText(themeButton, th.dark ? "Light" : "Dark"); themeButton.title = `Switch to the ${th.dark ? "light" : "dark"} theme`;
     if (inVoila()) { document.body.style.background = th.page; document.documentElement.style.colorScheme = root.style.colorScheme; } legends();
   }
@@ -103,7 +103,7 @@ export async function render({ model, el, Plotly }) {
     setText(st.step, `step ${R.step}`); setText(st.of, (R.event !== null ? ` event ${R.event}` : "") + (R.steps > R.step ? ` of ${R.steps}` : "")); setText(st.req, `requests ${R.done()}/${Math.max(app.numRequests(), R.ids.length)} done`); setText(st.rate, isFinite(rate) ? `${sig(rate)} tok/s ${R.meta.clock}` : ""); st.rate.title = "Output tokens a second over the last 20 steps"; setText(st.kv, c.total ? `KV ${percent(c.used / c.total)}` : ""); st.kv.title = `${c.used} of ${c.total} blocks in use; cached blocks count as free`;
     if (document.activeElement !== scrub || seekTo === null) { scrub.max = R.steps; scrub.value = R.step; } scrub.setAttribute("aria-valuetext", `step ${R.step} of ${R.steps}`); scrub.style.setProperty("--done", R.steps ? (100 * R.step / R.steps) + "%" : "0%");
     hint.hidden = R.steps > 0 || !!L.loading; root.classList.toggle("cb-past", R.step < R.steps);
-    const i = R.step - 1; if (i >= 0 && views) { setText(utilText, `${R.meta.clock === "modelled" ? "modelled" : "achieved"}: ${views.sv.text(i)}`); utilText.title = utilText.textContent; } else setText(utilText, "");
+    const i = R.step - 1; if (i >= 0 && views) { setText(utilText, views.sv.text(i)); utilText.title = `${R.meta.clock === "modelled" ? "Modelled" : "Achieved"}, ${app.utilOf}: ${utilText.textContent}`; } else setText(utilText, "");
   }
   function paintWords() { clearTimeout(domTimer); domTimer = 0; domAt = performance.now(); if (app.R) for (const k in words) words[k].draw(); }
   function flush() {
@@ -122,8 +122,8 @@ export async function render({ model, el, Plotly }) {
         if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } loading.hidden = true;
         const tv = new TimelineView(Plotly, panels.timeline.body, app), bv = new BlockView(Plotly, panels.blocks.body.firstChild, app), sv = new SeriesView(Plotly, panels.util.body.firstChild, app); await tv.f.init(app.th); await bv.f.init(app.th); await sv.f.init(app.th); views = { tv, bv, sv, key }; Object.assign(app, views);
       } else { views.tv.win = 60; views.tv.follow = true; views.tv.n = undefined; views.tv.tkey = null; }
-      const M = app.R.meta; setText(panels.util.title, M.clock === "modelled" ? "Utilisation, modelled" : "Utilisation"); setText(panels.util.sub, views.sv.share ? `share of ${M.device || "the machine"}'s ${M.peaks_measured ? "measured" : "data-sheet"} peak` : "no peak known: absolute");
-      panels.util.sub.replaceChildren(h("i", { class: "cb-line", style: "--i:0", "aria-hidden": "true" }), "bytes/s ", h("i", { class: "cb-line cb-dot", "aria-hidden": "true" }), "FLOP/s ", h("span", { text: panels.util.sub.textContent })); panels.util.sub.title = panels.util.sub.textContent;
+      const M = app.R.meta; setText(panels.util.title, "Utilisation"); panels.util.sub.replaceChildren(h("i", { class: "cb-line", "aria-hidden": "true" }), "bytes/s", h("i", { class: "cb-line cb-dot", "aria-hidden": "true" }), "FLOP/s");
+      app.utilOf = views.sv.share ? `of the ${M.peaks_measured ? "measured" : "data-sheet"} peak of ${M.device || "the device"}` : "no peak is known for this device"; panels.util.sub.title = app.utilOf; setText(panels.tokens.sub, M.missing.texts || "");
     } else app.R.apply(m, buf);
     const seen = app.seen.size; for (const q of app.R.rows) if (q && q.code) app.seen.add(q.code); if (app.seen.size > seen) legends();
     promptBox.joined(app.R); app.advanced = true; if (document.hidden) ack(); else app.dirty();

@@ -37,7 +37,7 @@ export class BlockView {
       paintBlocks(f.px, W, H, bl, this.cols, g, th.own, th, dpr, dim); ctx.putImageData(f.img, 0, 0); this.pkey = null; return;
     }
     const key = [g.x0, g.x1, g.y0, g.y1, W, H, dpr, this.mk ? [...this.mk].join(".") : ""].join(), inc = !f.fresh && this.pkey === key && this.pth === th && this.pbl === bl && bl.dirty && !this.app.noIncrement; this.pkey = key; this.pth = th; this.pbl = bl;
-    const sx = W / (g.x1 - g.x0), sy = H / (g.y1 - g.y0), k = { g, sx, sy, cell, gap: Math.max(1, Math.round(cell * 0.07 * dpr)), rad: Math.round(Math.min(5, cell * 0.14) * dpr), fs: Math.min(14, cell * 0.42) * dpr, text: cell >= 15, lw: Math.max(1, Math.round(cell / 18)) * dpr, dim: this.mk && this.mk.size > 0 };
+    const sx = W / (g.x1 - g.x0), sy = H / (g.y1 - g.y0), k = { g, sx, sy, cell, gap: Math.max(1, Math.round(cell * 0.07 * dpr)), rad: Math.round(Math.min(5, cell * 0.14) * dpr), fs: Math.min(14, Math.max(9, cell * 0.42)) * dpr, text: cell >= 14, lw: Math.max(1, Math.round(cell / 18)) * dpr, dim: this.mk && this.mk.size > 0 };
     ctx.textAlign = "center"; ctx.textBaseline = "middle"; ctx.font = this.font = `600 ${k.fs}px ${th.font}`;
     if (inc) { for (const i of bl.dirty) this.cell(ctx, i, k, true); bl.dirty.clear(); return; }                                    // only the blocks that changed
     ctx.clearRect(0, 0, W, H); bl.dirty = new Set();
@@ -55,11 +55,11 @@ export class BlockView {
       const fill = bl.fill(i), full = fill >= bl.size; ctx.globalAlpha = off ? 0.28 : 1;
       ctx.fillStyle = full ? th.own.css[k] : th.own.tint[k]; box(xa, ya, w, h, rad); ctx.fill();
       if (!full && fill) { const fh = Math.max(1, Math.round(h * fill / bl.size)), top = fh > h - rad ? rad : 0; ctx.fillStyle = th.own.css[k]; box(xa, yb - fh, w, fh, fh < rad ? [0, 0, fh, fh] : [top, top, rad, rad]); ctx.fill(); }
-      if (refs > 1) { ctx.strokeStyle = full ? th.own.ink[k] : th.fg; ctx.lineWidth = Math.max(lw, 1.5 * dpr); const m = Math.max(2 * dpr, cell * 0.1 * dpr); box(xa + m, ya + m, w - 2 * m, h - 2 * m, Math.max(0, Math.round(rad - m / 2))); ctx.stroke(); }      // shared: inner ring
+      if (refs > 1) { ctx.strokeStyle = full && cell >= 22 ? th.own.ink[k] : th.fg; ctx.lineWidth = Math.max(lw, 1.5 * dpr); const m = cell < 22 ? 0.75 * dpr : Math.max(2 * dpr, cell * 0.1 * dpr); box(xa + m, ya + m, w - 2 * m, h - 2 * m, Math.max(0, Math.round(rad - m / 2))); ctx.stroke(); }      // shared: inner ring
       if (text) {
         ctx.fillStyle = full && !off ? th.own.ink[k] : th.fg; if (off) ctx.globalAlpha = 0.5; const s = shortId(R.id(own));
         if (refs > 1 && cell >= 26) { ctx.fillText(s, xa + w / 2, ya + h * 0.43, w * 0.7); ctx.font = `600 ${fs * 0.62}px ${th.font}`; ctx.fillText("×" + refs, xa + w / 2, ya + h * 0.73, w * 0.7); ctx.font = this.font; }
-        else ctx.fillText(s, xa + w / 2, ya + h / 2 + fs * 0.04, w * 0.78);
+        else ctx.fillText(s, xa + w / 2, ya + h / 2 + fs * 0.04, w * 0.86);
       }
     } else { // free; cached but free: dots in the last owner's colour
       ctx.globalAlpha = off ? 0.5 : 1; ctx.fillStyle = th.free; box(xa, ya, w, h, rad); ctx.fill();

@@ -17,7 +17,7 @@ export class Controls {
     const id = "cb-f-" + f.name, cls = f.cls || "cb-f-" + f.name, x = { f }, change = () => this.changed(x);
     x.input = f.kind === "select" ? h("select", { id, class: cls, onchange: change }) : f.kind === "bool" ? h("input", { type: "checkbox", id, class: cls, onchange: change }) : h("input", { type: "number", id, class: cls, inputmode: "numeric", min: f.min, max: f.max, step: f.kind === "float" ? "any" : 1, placeholder: f.placeholder, onchange: change, onkeydown: (e) => { if (e.key === "Escape") { this.write(x, x.f.value); this.changed(x); } } });
     x.error = h("p", { class: "cb-error", id: id + "-e", role: "alert", hidden: true }); x.input.setAttribute("aria-describedby", id + "-e");
-    x.label = h("label", { for: id, title: f.help + (f.live ? "" : " Takes a restart.") }, f.label); x.row = h("div", { class: "cb-field" }, x.label, x.input, x.error); this.fields.set(f.name, x); this.list.append(x.row);
+    x.label = h("label", { for: id, title: f.help + (f.live ? "" : " Takes a restart.") }, f.label); x.row = h("div", { class: "cb-field" + (f.kind === "select" ? " cb-wide" : "") }, x.label, x.input, x.error); this.fields.set(f.name, x); this.list.append(x.row);
   }
   options(x, list) { const key = list.map((o) => o[0] + o[1]).join("|"); if (x.key === key) return; x.key = key; const v = x.input.value; x.input.replaceChildren(...list.map(([value, text, help]) => h("option", { value, text, title: help }))); x.input.value = v; }
   write(x, v) { if (x.f.kind === "bool") x.input.checked = !!v; else x.input.value = v ?? ""; if (x.f.kind === "select") { const o = (x.f.options || []).find((p) => p[0] === v); x.input.title = o && o[2] ? o[2] : x.f.help; } }

@@ -66,14 +66,14 @@ export class WhyPanel {
 
 // title, how to write it, what it means
 const METRICS = {
-  mean_ttft_s: ["TTFT, mean", seconds, "Time from arrival to the first token"], p99_ttft_s: ["TTFT, p99", seconds, "99 of 100 requests had their first token sooner"], mean_itl_s: ["ITL, mean", seconds, "Time between two tokens of a request"], mean_tpot_s: ["TPOT, mean", seconds, "Time a token after the first, a request at a time"],
-  mean_e2e_s: ["E2E, mean", seconds, "Time from arrival to the last token"], mean_queue_s: ["queue, mean", seconds, "Time from arrival to the first step"], output_throughput: ["output", (v) => sig(v) + " tok/s", "Output tokens a second over the whole recording"], output_tokens: ["output tokens", (v) => nf.format(v), "Tokens sampled"], makespan_s: ["makespan", seconds, "From the first step to the last"],
-  batch_utilisation: ["batch utilisation", percent, "Useful tokens of those computed"], kv_usage_mean: ["KV in use, mean", percent, "Blocks in use of all, averaged over time"], prefix_hit_tokens: ["prefix hits", (v) => plural(v, "token"), "Tokens found in the cache"], num_preemptions: ["preemptions", (v) => nf.format(v), "How often a request lost its blocks"], recomputed_tokens: ["recomputed", (v) => plural(v, "token"), "Tokens computed again after a preemption"],
+  mean_ttft_s: ["TTFT", seconds, "Mean time from arrival to the first token"], p99_ttft_s: ["TTFT p99", seconds, "99 of 100 requests had their first token sooner"], mean_itl_s: ["ITL", seconds, "Mean time between two tokens of a request"], mean_tpot_s: ["TPOT", seconds, "Mean time a token after the first, a request at a time"],
+  mean_e2e_s: ["E2E", seconds, "Mean time from arrival to the last token"], mean_queue_time_s: ["queued", seconds, "Mean time from arrival to the first step"], output_throughput: ["output", (v) => sig(v) + " tok/s", "Output tokens a second over the whole recording"], output_tokens: ["tokens", (v) => nf.format(v), "Tokens sampled"], makespan_s: ["makespan", seconds, "From the first step to the last"],
+  batch_utilisation: ["batch use", percent, "Batch utilisation: rows with useful work a seat, mean over steps"], kv_usage_mean: ["KV held", percent, "KV usage: slots that requests hold, mean over steps"], prefix_hit_tokens: ["prefix hits", (v) => nf.format(v) + " tok", "Tokens found in the cache"], num_preemptions: ["preempted", (v) => nf.format(v), "How often a request lost its blocks"], recomputed_tokens: ["recomputed", (v) => nf.format(v) + " tok", "Tokens computed again after a preemption"],
 };
 export class MetricsPanel {
   constructor(host, app, title) { this.app = app; this.title = title; this.dl = h("dl", { class: "cb-facts cb-metricslist" }); this.none = h("p", { class: "cb-empty", text: "Figures appear with the first tokens." }); host.append(this.none, this.dl); }
   draw() {
-    const m = this.app.metrics; this.none.hidden = !!m; this.dl.hidden = !m; setText(this.title, m ? `steps 1–${nf.format(m.steps)}, times ${m.clock}` : ""); if (!m || m === this.last) return; this.last = m;
+    const m = this.app.metrics; this.none.hidden = !!m; this.dl.hidden = !m; setText(this.title, m ? `steps 1–${nf.format(m.steps)}, means, ${m.clock}` : ""); if (!m || m === this.last) return; this.last = m;
     const list = Object.entries(METRICS).filter(([k]) => typeof m.values[k] === "number" && isFinite(m.values[k])).map(([k, [t, f, help]]) => [t, f(m.values[k]), help, k]);
     sync(this.dl, list, (x) => x[0], (x) => { const n = fact(x); n.title = x[2]; n.setAttribute("data-metric", x[3]); return n; }, fill);
   }

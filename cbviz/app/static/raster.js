@@ -47,7 +47,7 @@ export function paintTimeline(px, W, H, st, v, lut, dpr = 1, c0 = 0, c1 = W) {
     for (let c = fin; c < xNow; c++) if (!line[c]) line[c] = 1;
     const h = bot - top, g = h >= 22 * dpr ? Math.round(3 * dpr) : h >= 10 * dpr ? Math.round(1.5 * dpr) : h >= 4 * dpr ? Math.ceil(0.5 * dpr) : 0;
     const y0 = top + g, y1 = bot - g, bh = y1 - y0, ya = Math.max(0, y0), yb = Math.min(H, y1), fancy = bh >= 2 * dpr; let first = -1;
-    if (fancy) for (let k = 0; k < A.length; k++) inset[k] = Math.min(Math.floor(INSET[k] * bh), Math.floor((bh - 1) / 2));      // at least one pixel row stays
+    if (fancy) for (let k = 0; k < A.length; k++) inset[k] = bh < 3 * dpr ? 0 : Math.min(Math.floor(INSET[k] * bh), Math.floor((bh - 1) / 2));      // at least one pixel row stays
     for (let y = ya; y < yb; y++) {
       const o = y * S - c0;
       if (!fancy) { if (first < 0) { first = o + c0; for (let c = xZero; c < xNow; c++) { const k = line[c]; px[o + c] = k > 1 ? A[k] : track ? A[0] : 0; } } else px.copyWithin(o + c0, first, first + S); continue; }

@@ -9,15 +9,15 @@ export class TimelineView {
   constructor(Plotly, host, app) {
     this.app = app; this.hov = null; this.follow = true; this.win = 60;
     this.f = new Frame(Plotly, host, { role: "timeline", label: "Timeline of requests by step", scroll: true, dirty: app.dirty,
-      layout: () => { const h = this.home(), n = this.nrows(); return { margin: { l: 62, b: 30 }, xaxis: { range: h["xaxis.range"], title: { text: "step" }, tickformat: ",d", minallowed: -20, nticks: 12 },
-        yaxis: { range: h["yaxis.range"], tickcolor: "rgba(0,0,0,0)", minallowed: -0.5, maxallowed: n - 0.5, ...this.yticks(n, 150, -0.5, n - 0.5), showline: false } }; },
+      layout: () => { const h = this.home(), n = this.nrows(); return { margin: { l: 62, b: 34 }, xaxis: { range: h["xaxis.range"], title: { text: "step" }, tickformat: ",d", minallowed: -20, nticks: 12 },
+        yaxis: { range: h["yaxis.range"], tickcolor: "rgba(0,0,0,0)", minallowed: -0.5, maxallowed: n - 0.5, ...this.yticks(n, 150, -0.5, n - 0.5), showline: false, tickfont: { size: 10 } } }; },
       home: () => { this.follow = true; this.win = 60; return this.home(); }, paint: (f, c, g) => this.paint(f, c, g), over: (f, x, g) => this.over(f, x, g), hover: (p) => this.hover(p), click: (p) => this.click(p), key: (e) => this.key(e),
       moved: (f) => { const g = f.geom(); if (!this.setting) this.follow = this.app.R.step <= g.x1 + 1 && this.app.R.step >= g.x0; this.ticks(); } });
   }
   nrows() { return Math.max(8, this.app.numRequests(), this.app.R.ids.length); }
-  home() { const R = this.app.R, s = R.steps; while (this.win < 480 && s > this.win) this.win *= 2; const w = this.win, x0 = R.step <= w ? 0 : Math.ceil((R.step - w) / (w / 4)) * (w / 4); return { "xaxis.range": [x0 + 0.5, x0 + w + 0.5], "yaxis.range": [this.nrows() - 0.5, -0.5] }; }
+  home() { const R = this.app.R, s = R.steps; while (this.win < 480 && s > this.win - 3) this.win *= 2; const w = this.win, x0 = R.step <= w ? 0 : Math.ceil((R.step - w) / (w / 4)) * (w / 4); return { "xaxis.range": [x0 + 0.5, x0 + w + 0.5], "yaxis.range": [this.nrows() - 0.5, -0.5] }; }
   yticks(n, hpx, a, b) {
-    const span = Math.max(1, b - a), fit = Math.max(1, Math.floor(hpx / 13)), d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1], v = [];
+    const span = Math.max(1, b - a), fit = Math.max(1, Math.floor(hpx / 10.5)), d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1], v = [];
     for (let k = Math.max(0, Math.floor((a - span) / d) * d); k < Math.min(this.app.R.ids.length, b + span); k += d) v.push(k);
     return { tickmode: "array", tickvals: v, ticktext: v.map((k) => cut(this.app.R.id(k), 9)) };
   }
@@ -26,7 +26,7 @@ export class TimelineView {
   advance() {
     this.f.du = true; if (!this.f.ready) return; const g = this.f.geom(), R = this.app.R, n = this.nrows(), up = {};
     if (n !== this.n) { if (this.n === undefined || g.y1 >= this.n - 0.75) { up["yaxis.range"] = [n - 0.5, g.y0 <= 0 ? -0.5 : g.y0]; } up["yaxis.maxallowed"] = n - 0.5; this.n = n; }
-    if (this.follow && (R.step > g.x1 || R.step < g.x0)) { const w0 = this.win, h = this.home()["xaxis.range"]; if (this.win !== w0 || h[0] !== g.x0 || h[1] !== g.x1) up["xaxis.range"] = h; }
+    if (this.follow && (R.step > g.x1 - 3 || R.step < g.x0)) { const w0 = this.win, h = this.home()["xaxis.range"]; if (this.win !== w0 || h[0] !== g.x0 || h[1] !== g.x1) up["xaxis.range"] = h; }
     if (Object.keys(up).length) { this.setting = true; Promise.resolve(this.f.setRange(up)).then(() => { this.setting = false; this.ticks(); }); } else if (this.nid !== R.ids.length) this.ticks();
     this.nid = R.ids.length;
   }
