@@ -1,0 +1,467 @@
+"""The run loop against a page without a browser: commands, flow control, inputs while a step runs, errors where they belong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbviz.app import opening
+from cbviz.app.opening import Settings
+from cbviz.app.player import WINDOW, Player
+from cbviz.messages import RunnerOutput, SchedulerOutput
+from cbviz.session import Session
+from cbviz.trace import Cursor, load
+from tests.app.page import Page, assert_equal
+
+
+class FakePage:
+    """Answers as the browser does. `acks` False: a page that has stopped drawing."""
+
+    def __init__(self) -> None:
+        self.page = Page()
+        self.live: dict[str, Any] = {}
+        self.fields: dict[str, Any] = {}
+        self.said: list[dict[str, Any]] = []
+        self.why: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        self.files: list[bytes] = []
+        self.pictures = 0
+        self.unacknowledged = 0
+        self.acks = True
+        self.player: Player | None = None
+
+    def send(self, m: dict[str, Any], buffers: list[bytes]) -> None:
+        kind = m["type"]
+        if kind == "picture":
+            self.pictures += 1
+            self.page.read((m, buffers))
+            self.seq = m["seq"]
+            if self.acks:
+                self.ack()
+            else:
+                self.unacknowledged += 1
+        elif kind == "live":
+            self.live.update(m["live"])
+        elif kind == "controls":
+            self.fields = {f["name"]: f for f in m["fields"]}
+        elif kind == "said":
+            self.said.append(m)
+        elif kind == "why":
+            self.why = m
+        elif kind == "metrics":
+            self.metrics = m
+        elif kind == "save":
+            self.files.append(buffers[0])
+
+    def ack(self) -> None:
+        assert self.player is not None
+        threading.Thread(target=self.player.receive, args=({"type": "ack", "seq": self.seq},)).start()  # JupyterLab delivers on a thread of its own
+
+    def do(self, cmd: str, **more: Any) -> None:
+        assert self.player is not None
+        self.player.receive({"type": "cmd", "cmd": cmd, **more})
+
+    async def until(self, holds: Callable[[], Any], what: str = "") -> None:
+        for _ in range(2000):
+            if holds():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"never came about: {what or holds}; page at {getattr(self.page, 'step', None)}, live {self.live}, said {self.said[-3:]}")
+
+    async def at(self, step: int) -> None:
+        await self.until(lambda: getattr(self.page, "step", None) == step, f"step {step}")
+
+
+@asynccontextmanager
+async def opened(session: Session | None = None, settings: Settings | None = None, **kw: Any) -> AsyncIterator[tuple[FakePage, Player]]:
+    page = FakePage()
+    player = Player(page.send, settings or Settings("article", "sim"), session=session, **kw)
+    page.player = player
+    player.receive({"type": "ready"})
+    try:
+        await page.until(lambda: hasattr(page.page, "step"), "the first picture")
+        yield page, player
+    finally:
+        player.close()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path / "cache"))
+
+
+class SlowRunner:
+    """A simulated runner whose pass waits for `go`, so that a test decides how long a step takes."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.started, self.go = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        self.started.set()
+        assert self.go.wait(20)
+        return self._real.execute(plan)
+
+
+def slow_session() -> tuple[Session, SlowRunner]:
+    s = Session("article", runner="sim")
+    slow = SlowRunner(s.engine.runner)
+    s.engine.runner = slow
+    return s, slow
+
+
+def test_steps_back_seek_and_reset() -> None:
+    async def go() -> None:
+        async with opened() as (page, player):
+            for n in range(1, 6):
+                page.do("step")
+                await page.at(n)
+            s = player.session
+            assert s is not None
+            assert_equal(page.page, s.trace, Cursor(5))
+            page.do("back")
+            await page.at(4)
+            assert len(s.trace) == 5
+            page.do("step")  # a recorded one first
+            await page.at(5)
+            assert len(s.trace) == 5
+            page.do("seek", step=2)
+            await page.at(2)
+            assert_equal(page.page, s.trace, Cursor(2))
+            page.do("event", by=1)
+            await page.until(lambda: page.page.event == 1)
+            assert page.page.step == 3
+            page.do("event", by=-1)
+            await page.until(lambda: page.page.event is None)
+            assert page.page.step == 2
+            page.do("end")
+            await page.at(5)
+            await page.until(lambda: page.why.get("step") == 5)
+            assert page.why["items"]
+            await page.until(lambda: page.metrics.get("steps") == 5)
+            page.do("reset")
+            await page.at(0)
+            assert page.live["num_requests"] == 20
+
+    asyncio.run(go())
+
+
+def test_play_to_the_end_then_says_so() -> None:
+    async def go() -> None:
+        async with opened(Session("burst", runner="sim", max_num_seqs=4)) as (page, player):
+            page.do("speed", value=0)
+            page.do("play")
+            await page.until(lambda: page.live.get("banner"), "the end")
+            assert "ended" in page.live["banner"]
+            assert page.live["playing"] is False
+            s = player.session
+            assert isinstance(s, Session)
+            assert s.done
+            assert_equal(page.page, s.trace, s.cursor)
+
+    asyncio.run(go())
+
+
+def test_a_page_that_stops_drawing_is_not_flooded_and_catches_up() -> None:
+    async def go() -> None:
+        async with opened() as (page, player):
+            page.acks = False
+            page.do("speed", value=0)
+            page.do("play")
+            s = player.session
+            assert s is not None
+            await page.until(lambda: len(s.trace) > 60, "steps go on")
+            assert page.unacknowledged == WINDOW
+            page.do("pause")
+            await page.until(lambda: not page.live["playing"])
+            page.acks = True
+            before = page.pictures
+            page.ack()
+            await page.at(len(s.trace))
+            assert page.pictures - before == 1  # merged
+            assert_equal(page.page, s.trace, s.cursor)
+
+    asyncio.run(go())
+
+
+def test_the_page_answers_while_a_step_runs() -> None:
+    async def go() -> None:
+        s, slow = slow_session()
+        slow.go.set()
+        async with opened(s) as (page, _):
+            for n in range(1, 9):
+                page.do("step")
+                await page.at(n)
+            slow.go.clear()
+            slow.started.clear()
+            page.do("play")
+            await page.until(slow.started.is_set, "a step is under way")
+            page.do("seek", step=3)  # looks back while the step runs
+            await page.at(3)
+            await page.until(lambda: page.live["playing"] is False, "a seek pauses")
+            page.do("add", prompt="one two three", max_tokens=4)
+            page.do("seek", step=5)
+            await page.at(5)
+            assert len(s.trace) == 8
+            slow.go.set()
+            await page.until(lambda: page.page.steps == 9, "the step came in")
+            assert page.page.step == 5  # and did not take the cursor away
+            await page.until(lambda: any(m.get("cmd") == "add" and m.get("id") for m in page.said), "the prompt was taken")
+            rid = next(m["id"] for m in page.said if m.get("cmd") == "add")
+            assert page.live["num_requests"] == 21
+            page.do("end")
+            await page.at(9)
+            page.do("step")
+            await page.at(10)
+            assert rid in page.page.ids
+
+    asyncio.run(go())
+
+
+def test_two_steps_never_run_at_once() -> None:
+    async def go() -> None:
+        s, slow = slow_session()
+        async with opened(s) as (page, _):
+            for _ in range(5):
+                page.do("step")
+            await page.until(slow.started.is_set)
+            assert len(s.trace) == 0
+            slow.go.set()
+            await page.at(5)
+            assert len(s.trace) == 5
+
+    asyncio.run(go())
+
+
+def test_abort_gives_the_blocks_back() -> None:
+    async def go() -> None:
+        async with opened() as (page, player):
+            page.do("step")
+            await page.at(1)
+            page.do("add", prompt="hello there", max_tokens=50)
+            await page.until(lambda: page.said)
+            rid = page.said[-1]["id"]
+            page.do("abort", id="r1")
+            page.do("step")
+            await page.at(2)
+            s = player.session
+            assert s is not None
+            assert s.trace.state().requests["r1"].state == "aborted"
+            assert page.page.rows[0]["blocks"] == []
+            assert rid in s.trace.state().requests
+            page.do("abort", id="nobody")
+            await page.until(lambda: any(m.get("error") for m in page.said))
+            assert "nobody" in page.said[-1]["error"]
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(("message", "words"), [
+    ({"cmd": "add", "prompt": "   ", "max_tokens": 5}, "empty"),
+    ({"cmd": "add", "prompt": "a", "max_tokens": 0}, "max_tokens"),
+    ({"cmd": "add", "prompt": "a", "max_tokens": 2.5}, "max_tokens"),
+    ({"cmd": "set", "field": "max_num_seqs", "value": "0"}, "max_num_seqs is 0, the least is 1"),
+    ({"cmd": "set", "field": "max_num_seqs", "value": "many"}, "max_num_seqs"),
+    ({"cmd": "set", "field": "policy", "value": "nobody-first"}, "policy"),
+    ({"cmd": "set", "field": "num_blocks", "value": "64"}, "restart"),
+    ({"cmd": "restart", "changes": {"num_blocks": "1"}}, "num_blocks is 1, the least is 2"),
+    ({"cmd": "restart", "changes": {"scenario": "nothing"}}, "scenario"),
+])
+def test_a_mistake_is_said_where_it_was_made_and_loses_nothing(message: dict[str, Any], words: str) -> None:
+    async def go() -> None:
+        async with opened() as (page, player):
+            page.do("step")
+            await page.at(1)
+            s = player.session
+            page.do(**message)
+            await page.until(lambda: page.said, str(message))
+            assert words in page.said[-1]["error"]
+            if message["cmd"] != "add":
+                assert page.said[-1]["field"] in (message.get("field"), *message.get("changes", {}))
+            assert player.session is s
+            page.do("step")
+            await page.at(2)
+
+    asyncio.run(go())
+
+
+def test_live_knobs_hold_from_the_next_step_and_stay_through_a_restart() -> None:
+    async def go() -> None:
+        async with opened() as (page, player):
+            page.do("step")
+            await page.at(1)
+            page.do("set", field="max_num_seqs", value="3")
+            await page.until(lambda: page.said)
+            assert not page.said[-1]["error"]
+            page.do("step")
+            await page.at(2)
+            s = player.session
+            assert isinstance(s, Session)
+            assert s.config.max_num_seqs == 3
+            page.do("restart", changes={"num_blocks": "64", "enable_prefix_caching": False})
+            await page.at(0)
+            await page.until(lambda: page.fields["num_blocks"]["value"] == 64)
+            new = player.session
+            assert isinstance(new, Session)
+            assert (new.config.num_blocks, new.config.enable_prefix_caching, new.config.max_num_seqs) == (64, False, 3)
+            page.do("restart", changes={"scenario": "burst"})
+            await page.until(lambda: page.fields["scenario"]["value"] == "burst")
+            assert page.fields["max_num_seqs"]["value"] == 4  # the scenario's own
+
+    asyncio.run(go())
+
+
+def test_a_step_that_raises_is_said_and_nothing_is_lost() -> None:
+    async def go() -> None:
+        s = Session("article", runner="sim")
+        async with opened(s) as (page, _):
+            page.do("step")
+            await page.at(1)
+            real, s.engine.runner = s.engine.runner, type("Broken", (SlowRunner,), {"execute": lambda self, plan: (_ for _ in ()).throw(RuntimeError("the card fell out"))})(s.engine.runner)
+            page.do("step")
+            await page.until(lambda: page.live.get("bad"))
+            assert "the card fell out" in page.live["banner"]
+            s.engine.runner = real
+            page.do("step")
+            await page.at(2)
+            assert not page.live["banner"]
+
+    asyncio.run(go())
+
+
+def test_a_new_kernel_reopens_the_run_at_the_same_step() -> None:
+    async def go() -> None:
+        async with opened(settings=Settings("burst", "sim")) as (page, player):
+            run = player.run
+            for n in range(1, 13):
+                page.do("step")
+                await page.at(n)
+            page.do("add", prompt="typed by hand", max_tokens=9)
+            await page.until(lambda: page.said)
+            page.do("step")
+            await page.at(13)
+            digest = player.session.digest()  # type: ignore[union-attr]
+        async with opened(settings=Settings("chat", "sim"), run=run, at_step=7) as (page, player):
+            await page.at(7)
+            s = player.session
+            assert isinstance(s, Session)
+            assert len(s.trace) == 13
+            assert s.digest() == digest
+            assert page.fields["scenario"]["value"] == "burst"
+            page.do("end")
+            await page.at(13)
+            page.do("step")
+            await page.at(14)
+            assert len(load(opening.run_path(run))) == 14
+
+    asyncio.run(go())
+
+
+def test_a_recording_that_cannot_go_on_is_shown_and_offers_to_run_again() -> None:
+    async def go() -> None:
+        s = Session("burst", runner="sim")
+        s.step(9)
+        s.trace.header.runner = "somewhere-else"
+        recording = opening.reopen(s.trace, None, lambda share, what: None)
+        async with opened(recording) as (page, _):  # type: ignore[arg-type]
+            await page.at(9)
+            assert "recording" in page.live["banner"]
+            assert page.live["offer"]["cmd"] == "again"
+            page.do("back")
+            await page.at(8)
+            page.do("step")
+            await page.at(9)
+            page.do("step")
+            page.do("add", prompt="x", max_tokens=3)
+            await page.until(lambda: page.said)
+            assert "recording" in page.said[-1]["error"]
+
+    asyncio.run(go())
+
+
+def test_a_session_stepped_from_elsewhere_is_followed() -> None:
+    async def go() -> None:
+        s = Session("article", runner="sim")
+        async with opened(s) as (page, _):
+            s.step(3)
+            await page.at(3)
+            s.seek(1)
+            await page.at(1)
+            s.rewind(1)
+            await page.until(lambda: page.page.steps == 1)
+            s.run(max_steps=40)
+            await page.at(41)
+            assert_equal(page.page, s.trace, s.cursor)
+
+    asyncio.run(go())
+
+
+def test_save_gives_the_whole_trace(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with opened() as (page, player):
+            page.do("step")
+            await page.at(1)
+            page.do("save")
+            await page.until(lambda: page.files)
+            path = tmp_path / "x.jsonl.gz"
+            path.write_bytes(page.files[0])
+            assert load(path).records == player.session.trace.records  # type: ignore[union-attr]
+
+    asyncio.run(go())
+
+
+def test_reload_sends_everything_again() -> None:
+    async def go() -> None:
+        async with opened() as (page, player):
+            for n in range(1, 4):
+                page.do("step")
+                await page.at(n)
+            page.page = Page()
+            page.player.receive({"type": "ready"})  # type: ignore[union-attr]
+            await page.until(lambda: hasattr(page.page, "step"))
+            assert_equal(page.page, player.session.trace, Cursor(3))  # type: ignore[union-attr]
+
+    asyncio.run(go())
+
+
+def test_prompts_never_become_markup() -> None:
+    """Nothing in our scripts writes HTML: text goes in as text."""
+    for f in (Path(opening.__file__).parent / "static").glob("*.js"):
+        source = f.read_text("utf-8")
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "createContextualFragment"):
+            assert word not in source, f"{f.name} uses {word}"
+
+
+def test_query_settings() -> None:
+    s, place = opening.query_settings("scenario=burst&seed=3&num_blocks=64&run=abcdefgh&step=5&utm=1", Settings())
+    assert (s.scenario, s.config, place) == ("burst", {"seed": 3, "num_blocks": 64}, {"run": "abcdefgh", "step": "5"})
+    assert opening.query_settings("run=../../etc/passwd", Settings())[1] == {}
+    with pytest.raises(ValueError, match="scenario"):
+        opening.query_settings("scenario=x", Settings())
+    with pytest.raises(ValueError, match="seed"):
+        opening.query_settings("seed=-1", Settings()) and Settings  # checked when the session is made
+        Session(None, runner="sim", **opening.query_settings("seed=-1", Settings())[0].fields())
+
+
+def test_old_runs_are_tidied_but_not_todays(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = opening.runs_dir()
+    folder.mkdir(parents=True)
+    for i in range(5):
+        (folder / f"run{i}.jsonl").write_text("{}")
+    opening.tidy_runs(keep=2)
+    assert len(list(folder.glob("*.jsonl"))) == 5
+    now = time.time()
+    monkeypatch.setattr(opening.time, "time", lambda: now + 200_000)
+    opening.tidy_runs(keep=2)
+    assert len(list(folder.glob("*.jsonl"))) == 2
