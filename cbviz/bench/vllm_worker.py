@@ -1,0 +1,212 @@
+"""vLLM's own v1 scheduler behind pipes: plays scenarios with the recordings' fake model, and times decode steps.
+
+Run by the Python that has vLLM, which need not have cbviz: this file imports nothing of it. Reads one JSON object a line from stdin and
+answers each with one on the real stdout (whatever else is printed goes to stderr):
+
+    {"op": "hello"}                                   -> {"vllm": version}
+    {"op": "play", "config": ..., "requests": ...}    -> a recording: the two, and `steps`, `finish`, `num_preemptions`
+    {"op": "decode", "num_seqs": n, "context": c, ...} -> {}: n requests of c prompt tokens each, prefilled, one decode step each behind them
+    {"op": "time", "steps": k}                        -> {"schedule_s": [...], "update_s": [...]}, k decode steps of these
+
+An exception is answered with {"error": text}. Formats are those of the recordings (`cbviz.conform`).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from time import perf_counter
+from typing import Any
+
+os.environ.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_TARGET_DEVICE="cpu", OMP_NUM_THREADS="1")
+
+
+class Peer:
+    """One vLLM in this process: its classes, and a model configuration that never loads a model."""
+
+    def __init__(self) -> None:
+        import vllm
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        self.version = vllm.__version__
+        self.sampling = SamplingParams
+        init_none_hash(sha256)
+        self.hasher = lambda size: get_request_block_hasher(size, sha256)
+        self.folder = tempfile.TemporaryDirectory(prefix="cbviz-vllm-")
+        shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 1, "num_key_value_heads": 1,
+                 "num_hidden_layers": 1, "vocab_size": 4096, "max_position_embeddings": 1 << 20, "torch_dtype": "float32"}
+        with open(os.path.join(self.folder.name, "config.json"), "w", encoding="utf-8") as f:
+            json.dump(shape, f)
+        self._model: dict[int, Any] = {}
+
+    def scheduler(self, c: dict[str, Any]) -> Any:
+        """A Scheduler with a recording's config."""
+        import torch
+        from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        limit, size = c["max_model_len"], c["block_size"]
+        if limit not in self._model:
+            self._model[limit] = ModelConfig(model=self.folder.name, skip_tokenizer_init=True, dtype="float32", max_model_len=limit)
+        settings = SchedulerConfig(
+            max_num_seqs=c["max_num_seqs"], max_num_batched_tokens=c["max_num_batched_tokens"], max_model_len=limit, is_encoder_decoder=False, policy=c["policy"],
+            enable_chunked_prefill=c["enable_chunked_prefill"], long_prefill_token_threshold=c["long_prefill_token_threshold"],
+            scheduler_reserve_full_isl=c["scheduler_reserve_full_isl"], watermark=c["watermark"], async_scheduling=False,
+        )
+        cache = CacheConfig(block_size=32, enable_prefix_caching=c["enable_prefix_caching"])  # 32: the CPU platform would have an opinion on others
+        config = VllmConfig(model_config=self._model[limit], cache_config=cache, scheduler_config=settings, device_config=DeviceConfig("cpu"))
+        for name in ("max_num_batched_tokens", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "enable_chunked_prefill", "watermark", "max_num_seqs"):
+            setattr(settings, name, c[name])  # VllmConfig may have adapted them to the platform
+        cache.enable_prefix_caching = c["enable_prefix_caching"]
+        cache.block_size, cache.num_gpu_blocks = size, c["num_blocks"]
+        shape = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        spec = SlidingWindowSpec(**shape, sliding_window=c["sliding_window"]) if c["sliding_window"] else FullAttentionSpec(**shape)
+        kv = KVCacheConfig(num_blocks=c["num_blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+        return Scheduler(vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config), block_size=size)
+
+    def request(self, s: Any, number: int, q: dict[str, Any]) -> Any:
+        from vllm.v1.request import Request
+
+        params = self.sampling(max_tokens=q["max_tokens"], ignore_eos=True)
+        return Request(request_id=q["id"], prompt_token_ids=q["prompt_token_ids"], sampling_params=params, pooling_params=None, arrival_time=float(number),
+                       priority=q.get("priority", 0), block_hasher=self.hasher(s.block_size) if s.cache_config.enable_prefix_caching else None)
+
+
+def token(i: int, k: int) -> int:
+    """The fake model: output token k of request number i."""
+    return 1000 + (i * 131 + k * 17) % 499
+
+
+def execute(s: Any, plan: Any, order: dict[str, int]) -> Any:
+    """What the model runner would return for the plan."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    ids = list(plan.num_scheduled_tokens)
+    sampled = []
+    for i in ids:
+        r = s.requests[i]
+        sampled.append([token(order[i], r.num_output_tokens)] if r.num_computed_tokens >= r.num_tokens else [])
+    return ModelRunnerOutput(req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=sampled)
+
+
+def play(peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max_steps: int = 5000) -> dict[str, Any]:
+    """Plays a scenario, recording every step. `complete` is False where `max_steps` were not enough (a scenario that can get stuck)."""
+    from vllm.v1.request import RequestStatus
+
+    s = peer.scheduler(config)
+    order = {q["id"]: i for i, q in enumerate(requests)}
+    known: dict[str, Any] = {}
+    steps: list[dict[str, Any]] = []
+    finish: dict[str, str] = {}
+    last_input = max(max(q["arrival_step"], q.get("abort_step", 0)) for q in requests)
+    pool = s.kv_cache_manager.block_pool
+    for step in range(max_steps):
+        if step > last_input and not s.has_unfinished_requests():
+            break
+        added, aborted = [], []
+        for q in requests:
+            if q["arrival_step"] == step:
+                known[q["id"]] = peer.request(s, order[q["id"]], q)
+                s.add_request(known[q["id"]])
+                added.append(q["id"])
+        for q in requests:
+            if q.get("abort_step") == step and q["id"] in s.requests:
+                s.finish_requests(q["id"], RequestStatus.FINISHED_ABORTED)
+                finish[q["id"]] = RequestStatus.FINISHED_ABORTED.name
+                aborted.append(q["id"])
+        before = {i: r.num_preemptions for i, r in s.requests.items()}
+        plan = s.schedule()
+        resumed = set(plan.scheduled_cached_reqs.resumed_req_ids)
+        new = [r.req_id for r in plan.scheduled_new_reqs if r.req_id not in resumed and not before[r.req_id]]
+        resumed |= {r.req_id for r in plan.scheduled_new_reqs if before[r.req_id]}  # model runner V2 puts resumed requests there
+        row: dict[str, Any] = {
+            "step": step, "added": added, "aborted": aborted,
+            "scheduled": [[i, n, s.requests[i].num_computed_tokens - n] for i, n in plan.num_scheduled_tokens.items()],
+            "new": new, "resumed": sorted(resumed, key=order.__getitem__),
+            "preempted": sorted((i for i, n in before.items() if s.requests[i].num_preemptions > n), key=order.__getitem__),
+            "running": [r.request_id for r in s.running], "waiting": [r.request_id for r in s.waiting],
+            "blocks": {r.request_id: list(s.kv_cache_manager.get_block_ids(r.request_id)[0]) for r in s.running},
+            "free_blocks": pool.get_num_free_blocks(),
+        }
+        out = execute(s, plan, order)
+        s.update_from_output(plan, out)
+        row["sampled"] = [i for i, ids in zip(out.req_ids, out.sampled_token_ids) if ids]
+        row["finished"] = [i for i in order if i in known and known[i].is_finished() and i not in finish]
+        finish.update((i, known[i].status.name) for i in row["finished"])
+        row["free_blocks_after"] = pool.get_num_free_blocks()
+        steps.append(row)
+    return {"engine": f"vllm {peer.version}", "config": config, "requests": requests, "finish": finish, "num_preemptions": {i: r.num_preemptions for i, r in known.items() if r.num_preemptions},
+            "complete": not s.has_unfinished_requests(), "steps": steps}
+
+
+class Decode:
+    """`num_seqs` running requests, each at `context` tokens, ready for decode steps. Their outputs never end."""
+
+    def __init__(self, peer: Peer, m: dict[str, Any]) -> None:
+        config = {"block_size": m["block_size"], "num_blocks": m["num_blocks"], "max_num_seqs": m["num_seqs"], "max_num_batched_tokens": m["num_seqs"] * m["context"],
+                  "max_model_len": m["max_model_len"], "enable_chunked_prefill": True, "enable_prefix_caching": True, "policy": "fcfs", "long_prefill_token_threshold": 0,
+                  "scheduler_reserve_full_isl": True, "sliding_window": 0, "watermark": 0.0}
+        self.scheduler = s = peer.scheduler(config)
+        self.order = {}
+        for i in range(m["num_seqs"]):
+            q = {"id": f"r{i}", "prompt_token_ids": [(i * 7919 + p) % 4096 for p in range(m["context"])], "max_tokens": m["max_model_len"] - m["context"]}
+            self.order[q["id"]] = i
+            s.add_request(peer.request(s, i, q))
+        for _ in range(2):
+            plan = s.schedule()
+            s.update_from_output(plan, execute(s, plan, self.order))
+
+    def time(self, steps: int) -> dict[str, Any]:
+        s, schedule_s, update_s = self.scheduler, [], []
+        gc.collect()
+        for _ in range(steps):
+            t0 = perf_counter()
+            plan = s.schedule()
+            t1 = perf_counter()
+            out = execute(s, plan, self.order)
+            t2 = perf_counter()
+            s.update_from_output(plan, out)
+            t3 = perf_counter()
+            assert len(plan.num_scheduled_tokens) == plan.total_num_scheduled_tokens == len(self.order), "not a decode-only step of all requests"
+            schedule_s.append(t1 - t0)
+            update_s.append(t3 - t2)
+        return {"schedule_s": schedule_s, "update_s": update_s}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints to stdout must not end up between the answers
+    peer: Peer | None = None
+    decode: Decode | None = None
+    for line in sys.stdin:
+        m = json.loads(line)
+        try:
+            peer = peer or Peer()
+            answer: dict[str, Any] = {}
+            if m["op"] == "hello":
+                answer = {"vllm": peer.version}
+            elif m["op"] == "play":
+                answer = play(peer, m["config"], m["requests"], m.get("max_steps", 5000))
+            elif m["op"] == "decode":
+                decode = None
+                decode = Decode(peer, m)
+            elif m["op"] == "time":
+                assert decode is not None, "'decode' comes before 'time'"
+                answer = decode.time(m["steps"])
+            else:
+                answer = {"error": f"unknown op {m['op']!r}"}
+        except Exception as e:
+            answer = {"error": f"{type(e).__name__}: {e}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
