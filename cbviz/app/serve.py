@@ -38,6 +38,25 @@ def configure_voila(c: Any) -> None:
     c.MappingKernelManager.cull_interval = CULL_EVERY_S
     c.MappingKernelManager.cull_connected = False
     set_nodelay()
+    hand_out_xsrf_cookie()
+
+
+def hand_out_xsrf_cookie() -> None:
+    """A page that is left asks Voilà to end its kernel, with a token from a cookie that Voilà itself never sets (and so answers 403)."""
+    from voila.handler import VoilaHandler as Handler
+
+    if getattr(Handler, "_cbviz_cookie", False):
+        return
+    before = Handler.prepare
+
+    async def prepare(self: Any, *args: Any, **kwargs: Any) -> None:
+        done = before(self, *args, **kwargs)
+        if done is not None:
+            await done
+        self.xsrf_token  # noqa: B018  # reading it sets the cookie
+
+    Handler.prepare = prepare
+    Handler._cbviz_cookie = True
 
 
 def set_nodelay() -> None:

@@ -1,0 +1,183 @@
+"""Servers and a real Chromium for the explorer's tests. A cache of its own, with the weights linked in, so that runs lie where a test finds them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbviz.app import serve
+from cbviz.model import hub
+from cbviz.trace import Cursor, Trace, load
+
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="session")
+def browser_type(chromium: str) -> Iterator[Any]:
+    """Playwright's handle, with which the system's Chromium is started."""
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync.sync_playwright() as p:
+        yield functools.partial(p.chromium.launch_persistent_context, executable_path=chromium, headless=True, args=ARGS)
+
+
+class Address(str):
+    """A server's address; `pid` is its process, whose children are the kernels."""
+
+    pid: int
+
+
+class Tab:
+    """A page of its own browser, with everything it asked for and complained of."""
+
+    def __init__(self, launch: Any, **context: Any) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.context = launch(self._folder.name, **{"viewport": {"width": 1280, "height": 800}, **context})
+        self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+        self.page.on("request", lambda r: self.asked.append(r.url))
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+
+    @property
+    def strangers(self) -> list[str]:
+        """Requests to any other host."""
+        return [u for u in self.asked if not u.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))]
+
+    def ready(self, step: int = 0) -> None:
+        """Waits for a picture that stands at `step` or later."""
+        self.page.wait_for_function(f"globalThis.cbviz && cbviz.state() && cbviz.frames() > 0 && cbviz.state().step >= {step}")
+        self.page.wait_for_selector(".cb-step:not([disabled]):visible")
+
+    def state(self) -> dict[str, Any]:
+        return self.page.evaluate("cbviz.state()")
+
+    def at(self, step: int) -> None:
+        self.page.wait_for_function(f"cbviz.state().step === {step}")
+
+    def step(self, to: int) -> None:
+        """Presses Step until the page stands at `to`."""
+        while (now := self.state()["step"]) < to:
+            self.page.click(".cb-step:visible")
+            self.page.wait_for_function(f"cbviz.state().step > {now}")
+
+    def close(self) -> None:
+        self.context.close()
+        self._folder.cleanup()
+
+
+@pytest.fixture
+def open_tab(browser_type: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens tabs; at the end no page may have asked another host for anything or complained."""
+    tabs: list[Tab] = []
+
+    def make(url: str, **context: Any) -> Tab:
+        tab = Tab(browser_type, **context)
+        tabs.append(tab)
+        tab.page.goto(url, wait_until="commit")
+        return tab
+
+    yield make
+    strangers, errors = [u for t in tabs for u in t.strangers], [e for t in tabs for e in t.errors]
+    for t in tabs:
+        t.close()
+    assert strangers == []
+    assert errors == []
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder for the servers: ours linked in, all but the runs."""
+    folder = tmp_path_factory.mktemp("cache")
+    for entry in hub.cache_dir().iterdir():
+        if entry.name != "runs":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@contextmanager
+def serving(command: list[str], env: dict[str, str], url: str, log: Path) -> Iterator[int]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=log.parent)
+    try:
+        assert serve.wait_until_up(url, process), log.read_text("utf-8", "replace")
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def a_port() -> int:
+    for _ in range(20):
+        try:
+            return serve.free_port("127.0.0.1", random.randint(18100, 28000))
+        except OSError:
+            continue
+    raise OSError("no free port")
+
+
+@pytest.fixture(scope="session")
+def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """The address of the explorer under Voilà, as `cbviz explore` serves it, but kernels without a page go after three seconds."""
+    folder, port = tmp_path_factory.mktemp("voila"), a_port()
+    notebook = folder / "explorer.ipynb"
+    shutil.copyfile(serve.notebooks() / "explorer.ipynb", notebook)
+    command = serve.explore_command(notebook, "127.0.0.1", port, ["--MappingKernelManager.cull_idle_timeout=3", "--MappingKernelManager.cull_interval=1"])
+    url = f"http://127.0.0.1:{port}/"
+    with serving(command, serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim"), url + "voila/static/", folder / "log") as pid:
+        address = Address(url)
+        address.pid = pid
+        yield address
+
+
+@pytest.fixture(scope="session")
+def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a JupyterLab whose folder holds the explorer's notebook, as `explorer.ipynb` (simulated) and `real.ipynb`."""
+    folder, port = tmp_path_factory.mktemp("lab"), a_port()
+    root = folder / "root"
+    root.mkdir()
+    source = (serve.notebooks() / "explorer.ipynb").read_text("utf-8")
+    (root / "explorer.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='preemption', model='sim')"), "utf-8")
+    (root / "real.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='chat', model='smollm2')"), "utf-8")
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--IdentityProvider.token=", f"--ServerApp.root_dir={root}",
+               "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    env = serve.environment(CBVIZ_CACHE=str(cache), JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"), JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"))
+    url = f"http://127.0.0.1:{port}/"
+    with serving(command, env, url + "api/status", folder / "log"):
+        yield url
+
+
+def newest_run(cache: Path) -> Trace:
+    """The trace that was autosaved last: what the session itself wrote."""
+    return load(max((cache / "runs").glob("*.jsonl"), key=lambda p: p.stat().st_mtime_ns))
+
+
+def assert_drawn(drawn: dict[str, Any], trace: Trace) -> None:
+    """What the page has decoded and drawn equals the state of the session's own trace at the same moment."""
+    s = trace.state(Cursor(drawn["step"], drawn["event"]))
+    assert drawn["requests"] == {r.request_id: {"state": r.state, "num_computed_tokens": max(0, r.num_computed_tokens), "output_tokens": len(r.output_token_ids), "blocks": r.block_ids,
+                                                "num_preemptions": r.num_preemptions} for r in s.by_index}
+    blocks = range(s.num_blocks)
+    assert drawn["owners"] == [s.by_index[s.owner(b)].request_id if s.ref_count(b) else None for b in blocks]
+    assert drawn["refs"] == [s.ref_count(b) for b in blocks]
+    assert drawn["fills"] == [s.fill(b) for b in blocks]
+    assert drawn["cached"] == [bool(s.cached[b]) and b != 0 for b in blocks]
+    assert (drawn["waiting"], drawn["running"]) == (s.waiting, s.running)
