@@ -8,6 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+import cbviz.model  # noqa: F401  before torch: it settles how torch's threads wait
+
+# isort: split
 import numpy as np
 import torch
 

@@ -87,8 +87,8 @@ def ops_store(c: DecoderConfig) -> Any:
     ("num_hidden_layers", 0, "num_layers is 0"),
 ])
 def test_what_is_not_built_is_refused_by_name(field: str, value: Any, said: str) -> None:
-    good: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9,
-                            "max_position_embeddings": 64, "head_dim": 4}
+    good: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 8,
+                            "vocab_size": 9, "max_position_embeddings": 64, "head_dim": 4}
     DecoderConfig.from_hf(good).inverse_frequencies()
     with pytest.raises(ModelError, match=said):
         DecoderConfig.from_hf(good | {field: value}).inverse_frequencies()

@@ -145,8 +145,8 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "w.gguf").write_bytes(b"GGUF")
     assert hub.resolve(str(tmp_path / "w.gguf")).kind == "gguf"
     (tmp_path / "w.bin").write_bytes(b"abcd")
-    for model, said in (("", "model is empty"), ("smollm3", "did you mean 'smollm2'"), (str(tmp_path / "none"), "does not exist"), ("none.gguf", "does not exist"), ("a/b/c", "unknown model"),
-                        (str(tmp_path / "w.bin"), "not a GGUF file")):
+    for model, said in (("", "model is empty"), ("smollm3", "did you mean 'smollm2'"), (str(tmp_path / "none"), "does not exist"), ("none.gguf", "does not exist"),
+                        ("a/b/c", "unknown model"), (str(tmp_path / "w.bin"), "not a GGUF file")):
         with pytest.raises(ModelError, match=said):
             hub.resolve(model)
 
