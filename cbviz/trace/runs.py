@@ -1,6 +1,7 @@
 """Where runs are kept that were given no name: a folder in the cache, which the explorer uses too. Knows files and times, not what is in them.
 
-A run of the command line is called `run-...`, and the last 20 of these are kept. It is written there line by line as it goes, so what a crash leaves can be opened again: `cbviz show` without a name takes the newest.
+A run of the command line is called `run-...`, and the last 20 of these are kept. It is written there line by line as it goes, so what a
+crash leaves can be opened again: `cbviz show` without a name takes the newest.
 """
 
 from __future__ import annotations
