@@ -16,8 +16,11 @@ from cbviz import events as ev
 from cbviz.config import EngineConfig
 from cbviz.core.check import check
 from cbviz.core.scheduler import Scheduler
-from cbviz.messages import RequestSpec, RunnerOutput, Sampling
+from cbviz.messages import RequestSpec, RunnerOutput, Sampling, SchedulerOutput
+from cbviz.runners.base import Runner
 
+ENGINE_KEYS = ("added", "scheduled", "new", "resumed", "preempted", "finished_told", "running", "waiting", "blocks", "new_blocks", "free_blocks", "sampled", "appended", "finished",
+               "computed_after", "free_blocks_after")
 STEP_KEYS = ("added", "aborted", "scheduled", "new", "resumed", "preempted", "running", "waiting", "blocks", "free_blocks", "sampled", "finished", "free_blocks_after")
 
 
@@ -66,64 +69,114 @@ def scheduler_config(c: dict[str, Any]) -> EngineConfig:
 
 def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Plays a scenario through our scheduler with the recording's fake model; yields one object a step, keyed as the recording."""
-    s = Scheduler(scheduler_config(d["config"]))
-    order = {q["id"]: i for i, q in enumerate(d["requests"])}
+    s = Scheduler(scheduler_config(d["config"]), keep_planned_hashes=True)
+    requests = d["requests"]
+    order = {q["id"]: i for i, q in enumerate(requests)}
     outputs = dict.fromkeys(order, 0)
-    open_ids = set(order)
-    last_input = max(max(q["arrival_step"], q.get("abort_step", 0)) for q in d["requests"])
-    for step in range(10**9):
-        if not open_ids and step > last_input:
-            return
-        s.begin()
-        added, aborted = [], []
-        for q in d["requests"]:
-            if q["arrival_step"] == step:
-                s.add(RequestSpec(q["id"], tuple(q["prompt_token_ids"]), q["max_tokens"], priority=q.get("priority", 0), sampling=Sampling(ignore_eos=True)))
-                added.append(q["id"])
-        for q in d["requests"]:
-            if q.get("abort_step") == step and s.abort(q["id"]):
-                aborted.append(q["id"])
-        s.drain()
-        plan = s.schedule()
-        check(s)
-        events = s.drain()
-        row: dict[str, Any] = {
-            "step": step,
-            "added": added,
-            "aborted": aborted,
-            "scheduled": [[c.request_id, c.num_tokens, c.start] for c in plan.chunks],
-            "new": [e.request_id for e in events if isinstance(e, ev.Admitted) and not e.resumed],
-            "resumed": sorted((e.request_id for e in events if isinstance(e, ev.Admitted) and e.resumed), key=order.__getitem__),
-            "preempted": sorted((e.request_id for e in events if isinstance(e, ev.Preempted)), key=order.__getitem__),
-            "running": [r.request_id for r in s.running],
-            "waiting": [r.request_id for r in s.waiting],
-            "blocks": {r.request_id: list(r.block_ids) for r in s.running},
-            "free_blocks": s.pool.num_free,
-        }
+
+    def fake_model(plan: SchedulerOutput) -> RunnerOutput:
         tokens: dict[str, list[int]] = {}
         for c in plan.chunks:
             if c.sample:
                 i, k = order[c.request_id], outputs[c.request_id]
                 tokens[c.request_id] = [1000 + (i * 131 + k * 17) % 499]
                 outputs[c.request_id] += 1
-        s.update(plan, RunnerOutput(tokens))
-        check(s)
-        done = {e.request_id for e in s.drain() if isinstance(e, ev.Finished)}
-        open_ids -= done | set(aborted)
-        row["sampled"] = list(tokens)
-        row["finished"] = sorted(done, key=order.__getitem__)
-        row["free_blocks_after"] = s.pool.num_free
+        return RunnerOutput(tokens)
+
+    last_input = max(max(q["arrival_step"], q.get("abort_step", 0)) for q in requests)
+    step = 0
+    while step <= last_input or s.has_unfinished:
+        added = [q for q in requests if q["arrival_step"] == step]
+        aborted = [q["id"] for q in requests if q.get("abort_step") == step]
+        row = _play(s, order, step, added, aborted, fake_model, ignore_eos=True)
+        row["sampled"], row["finished"] = list(row["sampled"]), sorted(row["finished"], key=order.__getitem__)
         yield row
+        step += 1
 
 
-def conform_scenario(name: str, d: dict[str, Any]) -> Outcome:
-    """Replays one fake-model scenario and finds the first step and key that differ."""
-    theirs = d["steps"]
+def _play(s: Scheduler, order: dict[str, int], step: int, added: list[dict[str, Any]], aborted: list[str], execute: Callable[[SchedulerOutput], RunnerOutput],
+          ignore_eos: bool) -> dict[str, Any]:
+    """One step of ours, described in the recordings' keys."""
+    s.begin()
+    for q in added:
+        s.add(RequestSpec(q["id"], tuple(q["prompt_token_ids"]), q["max_tokens"], priority=q.get("priority", 0), sampling=Sampling(ignore_eos=ignore_eos)))
+    gone = [i for i in aborted if s.abort(i)]
+    s.drain()
+    plan = s.schedule()
+    check(s)
+    events = s.drain()
+    new_blocks: dict[str, list[int]] = {}
+    for e in events:
+        if isinstance(e, (ev.Shared, ev.Allocated)):
+            new_blocks.setdefault(e.request_id, []).extend(e.block_ids)
+        elif isinstance(e, ev.Preempted):
+            new_blocks.pop(e.request_id, None)
+    row: dict[str, Any] = {
+        "step": step,
+        "added": [q["id"] for q in added],
+        "aborted": gone,
+        "scheduled": [[c.request_id, c.num_tokens, c.start] for c in plan.chunks],
+        "new": [e.request_id for e in events if isinstance(e, ev.Admitted) and not e.resumed],
+        "resumed": sorted((e.request_id for e in events if isinstance(e, ev.Admitted) and e.resumed), key=order.__getitem__),
+        "preempted": sorted((e.request_id for e in events if isinstance(e, ev.Preempted)), key=order.__getitem__),
+        "finished_told": sorted(plan.finished_ids, key=order.__getitem__),
+        "running": [r.request_id for r in s.running],
+        "waiting": [r.request_id for r in s.waiting],
+        "blocks": {r.request_id: list(r.block_ids) for r in s.running},
+        "new_blocks": new_blocks,
+        "free_blocks": s.pool.num_free,
+    }
+    out = execute(plan)
+    s.update(plan, out)
+    check(s)
+    after = s.drain()
+    row["sampled"] = {c.request_id: out.token_ids[c.request_id] for c in plan.chunks if c.sample}
+    row["appended"] = {e.request_id: list(e.token_ids) for e in after if isinstance(e, ev.Sampled)}
+    row["finished"] = {e.request_id: [_STATUS[e.reason], e.stop_id if e.stop_id >= 0 and e.stop_id not in s.eos_token_ids else None] for e in after if isinstance(e, ev.Finished)}
+    row["computed_after"] = {c.request_id: s.requests[c.request_id].num_computed_tokens for c in plan.chunks if c.request_id in s.requests}
+    row["free_blocks_after"] = s.pool.num_free
+    return row
+
+
+_STATUS = {"length": "FINISHED_LENGTH_CAPPED", "max_model_len": "FINISHED_LENGTH_CAPPED", "stop": "FINISHED_STOPPED"}
+
+
+def replay_engine(lines: list[dict[str, Any]], requests: list[dict[str, Any]], runner: Runner) -> Iterator[dict[str, Any]]:
+    """Plays a recording of a whole vLLM with a real model through our scheduler and runner; yields one object a step."""
+    head = lines[0]
+    s = Scheduler(engine_config(head), eos_token_ids=runner.eos_token_ids, keep_planned_hashes=True)
+    runner.reset()
+    order = {q["id"]: i for i, q in enumerate(requests)}
+    by_id = {q["id"]: q for q in requests}
+    theirs = [x["added"] for x in lines if x["kind"] == "step"] if head["options"].get("alone") else None
+    last = max(q["arrival_step"] for q in requests)
+    step = 0
+    while (step < len(theirs) if theirs is not None else step <= last) or s.has_unfinished:
+        if theirs is not None:
+            added = [by_id[i] for i in theirs[step]] if step < len(theirs) else []
+        else:
+            added = [q for q in requests if q["arrival_step"] == step]
+        yield _play(s, order, step, added, [], runner.execute, ignore_eos=False)
+        step += 1
+
+
+def engine_config(head: dict[str, Any]) -> EngineConfig:
+    """The config line of an in-process recording as ours, in exact precision."""
+    a, r = head["engine_args"], head["resolved"]
+    return EngineConfig(
+        discipline="vllm", policy=a["scheduling_policy"], max_num_seqs=a["max_num_seqs"], max_num_batched_tokens=a["max_num_batched_tokens"], max_model_len=a["max_model_len"],
+        block_size=a["block_size"], num_blocks=r["num_blocks"], enable_prefix_caching=a["enable_prefix_caching"], enable_chunked_prefill=a["enable_chunked_prefill"],
+        scheduler_reserve_full_isl=r["reserve_full_isl"], precision="exact", seed=a["seed"],
+    )
+
+
+def _compare(name: str, rows: Iterator[dict[str, Any]], theirs: list[dict[str, Any]], keys: tuple[str, ...]) -> Outcome:
+    """The first step and key that differ, in the recording's own step numbers (from 0)."""
     n = 0
-    for n, ours in enumerate(replay(d), 1):
+    for n, ours in enumerate(rows, 1):
         if n > len(theirs):
             return Outcome(name, False, len(theirs), n - 1, "steps", f"step {n - 1} runs", "the recording has ended")
-        for key in STEP_KEYS:
+        for key in keys:
             if ours[key] != theirs[n - 1][key]:
                 return Outcome(name, False, len(theirs), n - 1, key, ours[key], theirs[n - 1][key])
     if n < len(theirs):
@@ -131,17 +184,43 @@ def conform_scenario(name: str, d: dict[str, Any]) -> Outcome:
     return Outcome(name, True, n)
 
 
-def conform(paths: list[str | Path], progress: Callable[[int, int], None] | None = None) -> list[Outcome]:
-    """Replays all recordings under `paths`."""
+def conform_scenario(name: str, d: dict[str, Any]) -> Outcome:
+    """Replays one fake-model scenario and finds the first step and key that differ."""
+    return _compare(name, replay(d), d["steps"], STEP_KEYS)
+
+
+def conform_engine(name: str, lines: list[dict[str, Any]], requests: list[dict[str, Any]], runner_for: Callable[[EngineConfig], Runner]) -> Outcome:
+    """Replays one in-process recording with the real model; its tokens, too, must be equal."""
+    theirs = [x for x in lines if x["kind"] == "step"]
+    return _compare(name, replay_engine(lines, requests, runner_for(engine_config(lines[0]))), theirs, ENGINE_KEYS)
+
+
+def conform(paths: list[str | Path], progress: Callable[[int, int, str], None] | None = None) -> list[Outcome]:
+    """Replays all recordings under `paths`. `progress(done, total, name)` is called before each.
+
+    Recordings of a whole engine need the real model (SmolLM2-135M-Instruct); it is loaded when the first one comes.
+    """
     files = find(paths)
     out = []
+    model: list[Any] = []
+
+    def runner_for(config: EngineConfig) -> Runner:
+        from cbviz.model import loader
+        from cbviz.runners.torch_runner import TorchRunner
+
+        if not model:
+            model.append(loader.load("smollm2"))
+        return TorchRunner(model[0], config)
+
     for i, path in enumerate(files):
-        if progress is not None:
-            progress(i, len(files))
-        d = read(path)
         name = path.name.split(".")[0]
+        if progress is not None:
+            progress(i, len(files), name)
+        d = read(path)
         if isinstance(d, dict) and "steps" in d and "num_spec_tokens" not in d["config"]:
             out.append(conform_scenario(name, d))
+        elif isinstance(d, list) and d and d[0].get("kind") == "config" and not d[0]["options"].get("spec"):
+            out.append(conform_engine(name, d, read(path.with_name(d[0]["workload"]))["requests"], runner_for))
         else:
-            out.append(Outcome(name, False, 0, skipped="a kind of recording that this version does not replay"))
+            out.append(Outcome(name, False, 0, skipped="speculative decoding is not replayed by this version" if d else "not a recording"))
     return out

@@ -239,6 +239,8 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
     schedule_s: float | None = None
     """Wall time of schedule() + update(): the control plane's own cost, where measured."""
     replica: int = 0
+    carry: dict[str, Any] = {}
+    """What the scheduler's next step builds on and no event tells (`batch_open`, `new_token_ratio`), for replays."""
 
 
 __all__ = ["AnyEvent", "Chunk", "ChunkRecord", "ConfigError", "Gauges", "RequestError", "RequestSpec", "RunnerOutput", "Sampling", "SchedulerOutput", "SlotAccount", "StepCost",

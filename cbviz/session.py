@@ -20,6 +20,7 @@ from cbviz import workload as workloads
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, check_names
 from cbviz.core.policy import get_policy
 from cbviz.cost import calibrate, devices, models
+from cbviz.core.replay import ReplayError
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord
 from cbviz.runners.base import Runner
@@ -35,10 +36,6 @@ Predicate = Callable[[StepRecord, State], bool]
 
 class Stuck(RuntimeError):
     """Requests wait and nothing will ever change: names the request and what it would need."""
-
-
-class ReplayError(RuntimeError):
-    """A recorded step did not come out again. Names the step and what differs."""
 
 
 class Session:
@@ -98,6 +95,7 @@ class Session:
         self.breakpoints: list[Predicate] = []
         self.name = "main"
         self.parent: Session | None = None
+        self.branches: list[Session] = []
         self.forked_at = 0
         self.recomputed_blocks = 0
         """KV blocks that the last rewind or fork had to compute again."""
@@ -127,11 +125,9 @@ class Session:
         then only the KV blocks still needed are computed. Raises ReplayError where a recorded step does not come out again."""
         h = trace.header
         config = {k: v for k, v in h.config.items() if k in CONFIG_FIELDS and k != "seed"}
-        known = set(trace.specs)
-        s = cls(h.workload if h.workload and h.workload != "requests" else [x for x in trace.specs.values() if x.request_id in known], runner=runner or h.runner, model=h.model,
-                seed=h.config.get("seed", 0), progress=progress, **config)
-        s._replay(trace.records)
-        s._sync()
+        preset = h.workload and h.workload != "requests"
+        s = cls(h.workload if preset else [x for x in trace.specs.values()], runner=runner or h.runner, model=h.model, seed=h.config.get("seed", 0), progress=progress, **config)
+        s._adopt(trace, len(trace))
         if autosave is not None:
             s.trace.autosave(autosave)
         return s
@@ -334,13 +330,9 @@ class Session:
         """Makes the live engine what it was after `step` steps, and forgets what came later. Raises IndexError, ReplayError."""
         if not 0 <= step <= len(self.trace):
             raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
-        records = self.trace.records
         frame = max((k for k in self.trace.digests if k <= step), default=0)
-        specs = self._specs()
-        self.engine.restore(self.trace.digests[frame].state if frame else self._origin, specs, sync=False)
-        kept = self.trace
-        self._replay(records[frame:step], into=None)
-        self.trace = kept
+        self.engine.restore(self.trace.digests[frame].state if frame else self._origin, self._specs(), sync=False)
+        self._replay(self.trace.records[frame:step], self.trace.digests)
         self.trace.truncate(step)
         self._sync()
         self._restream()
@@ -348,10 +340,14 @@ class Session:
         self.cursor = self.trace.last
         self._changed("reset")
 
-    def fork(self, at: int | None = None, *, name: str | None = None, **changes: Any) -> Session:
-        """A branch from after step `at` (default: the cursor) with other config fields. The parent goes on unchanged and shares its records.
+    def fork(self, at: int | None = None, *, name: str | None = None, add: Sequence[dict[str, Any]] = (), remove: Sequence[str] = (),
+             prompts: dict[str, str | Sequence[int]] | None = None, **changes: Any) -> Session:
+        """A branch from after step `at` (default: the cursor) with something changed. The parent goes on unchanged and shares its records.
 
-        Fields that hold from the start (pool size, block size) need `at=0`. Raises ConfigError, IndexError.
+        `changes`: config fields; those that hold from the start (pool size, block size) need `at=0`. `add`: keywords of `Session.add`, one dict a
+        request, joining the branch's first step. `remove`: requests that are aborted then, or never arrive. `prompts`: other prompts for requests
+        that have not arrived by then. With no change at all the branch equals its parent to its last step. Raises ConfigError, RequestError,
+        IndexError, KeyError.
         """
         step = self.cursor.step if at is None else at
         if not 0 <= step <= len(self.trace):
@@ -362,8 +358,11 @@ class Session:
             raise ConfigError(f"{', '.join(fixed)} can't change in the middle of a run: fork at step 0 with it")
         new: Session = object.__new__(Session)
         new.__dict__.update(self.__dict__)
-        new._listeners, new.breakpoints = [], []
-        new.parent, new.forked_at, new.name = self, step, name or f"{self.name}/{', '.join(f'{k}={v}' for k, v in changes.items()) or 'fork'}"
+        new._listeners, new.breakpoints, new.branches = [], [], []
+        new.parent, new.forked_at = self, step
+        told = [f"{k}={v}" for k, v in changes.items()] + [f"+{len(add)} requests"] * bool(add) + [f"without {', '.join(remove)}"] * bool(remove)
+        told += [f"other prompt for {', '.join(prompts)}"] if prompts else []
+        new.name = self._branch_name(name or ", ".join(told) or "fork")
         new.notes = []
         base = self._start_config
         if step == 0:
@@ -371,14 +370,89 @@ class Session:
                 changes = {"max_model_len": None, "max_num_batched_tokens": base.max_num_batched_tokens if base.chunked else None, **changes}
             base, new.notes = base.changed(**changes).resolve(self.runner.spec.max_context)
         new.config = new._start_config = base
+        new._device = new._pick_device()
         new.runner = self._clone_runner(base)
         new._begin(None)
         if step:
-            new._replay(self.trace.records[:step])
-            new._sync()
+            new._adopt(self.trace, step)
             if changes:
                 new.engine.configure(**changes)
+        for rid in remove:
+            new._remove(rid)
+        for rid, prompt in (prompts or {}).items():
+            new._reprompt(rid, prompt)
+        for wish in add:
+            new.add(**wish)
+        self.branches.append(new)
+        self._changed("branch")
         return new
+
+    def _branch_name(self, wish: str) -> str:
+        used = {b.name for b in self.root.tree()}
+        name, n = wish, 2
+        while name in used:
+            name, n = f"{wish} ({n})", n + 1
+        return name
+
+    def _remove(self, rid: str) -> None:
+        if rid in self.engine.pending_ids:
+            self.engine.discard(rid)
+        else:
+            self.abort(rid)
+
+    def _reprompt(self, rid: str, prompt: str | Sequence[int]) -> None:
+        old = self._specs().get(rid)
+        if old is None:
+            raise KeyError(f"no request {rid!r}")
+        if rid not in self.engine.pending_ids:
+            raise RequestError(f"{rid} arrived at step {self.trace.state().request(rid).arrival_step}: fork before that step to give it another prompt")
+        text = prompt if isinstance(prompt, str) else None
+        ids = self._encode(text, False) if text is not None else [self._token_id(t) for t in prompt]
+        spec = msgspec.structs.replace(old, prompt_token_ids=tuple(ids), prompt=text)
+        self.engine.check_request(spec)
+        self.engine.revise(spec)
+        self.workload = [spec if x.request_id == rid else x for x in self.workload]
+
+    @property
+    def root(self) -> Session:
+        """The session that all branches come from."""
+        s = self
+        while s.parent is not None:
+            s = s.parent
+        return s
+
+    def tree(self) -> list[Session]:
+        """This session and all branches below it, parents first."""
+        return [self, *(x for b in self.branches for x in b.tree())]
+
+    def rename(self, name: str) -> None:
+        """Gives the branch another name. Raises ConfigError if it is empty or taken."""
+        if not name.strip():
+            raise ConfigError("a branch's name is empty: type one")
+        if any(b.name == name for b in self.root.tree() if b is not self):
+            raise ConfigError(f"a branch named {name!r} exists already")
+        self.name = name.strip()
+        self._changed("branch")
+
+    def drop(self) -> None:
+        """Forgets this branch and those below it. Raises ConfigError for the root."""
+        if self.parent is None:
+            raise ConfigError("the first run can't be dropped; reset it, or drop its branches")
+        self.parent.branches.remove(self)
+        for b in self.tree():
+            b.close()
+        self.parent._changed("branch")
+
+    def _adopt(self, source: Trace, step: int) -> None:
+        """Stands where `source` stood after `step` steps: from the nearest keyframe on the records are applied, then the KV that differs is computed."""
+        own = source.digests.get(frame) if (frame := max((k for k in source.digests if k <= step), default=0)) else None
+        if own is not None:
+            self.engine.restore(own.state, {**self._specs(), **source.specs}, sync=False)
+        self._replay(source.records[frame:step], source.digests)
+        self.trace = source.share(step, self._header())
+        self._sync()
+        self._restream()
+        self.cursor = self.trace.last
 
     def reset(self) -> None:
         """Starts again with the same workload and the config of the start."""
@@ -447,36 +521,17 @@ class Session:
             return SimRunner(self.runner.spec, config.seed)
         return self.runner
 
-    def _replay(self, records: Iterable[StepRecord], into: str | None = "trace") -> None:
-        """Applies recorded steps again: their inputs, tokens and times, without asking the model or the clock. Leaves the KV to `_sync`."""
-        engine = self.engine
-        real, replayer = engine.runner, _Replayer(engine.runner)
-        engine.runner = replayer
-        try:
-            for record in records:
-                replayer.record = record
-                specs = {s.request_id: s for s in record.arrivals}
-                for i in record.inputs:
-                    if i["op"] == "add":
-                        engine.add(specs[i["request_id"]])
-                    elif i["op"] == "abort":
-                        engine.abort(i["request_id"])
-                    else:
-                        engine.configure(**i["changes"])
-                again = engine.step()
-                if again is None or again.chunks != record.chunks or again.events != record.events:
-                    raise ReplayError(f"step {record.step} did not come out again: a policy or the code has changed since it was recorded")
-                again.measured_s, again.texts, again.logprobs, again.gaps, again.counted, again.schedule_s = (
-                    record.measured_s, record.texts, record.logprobs, record.gaps, record.counted, record.schedule_s)
-                if into is not None:
-                    self.trace.append(record)
-                    if record.step % KEYFRAME_EVERY == 0:
-                        self.trace.add_keyframe(Keyframe(record.step, engine.digest(), engine.snapshot()))
-        finally:
-            engine.runner = real
-        self.config = engine.config
-        self.cursor = self.trace.last
-        self._restream()
+    def _replay(self, records: Iterable[StepRecord], digests: dict[int, Keyframe] | None = None) -> None:
+        """Applies recorded steps to the engine from the records alone; the policy, the model and the clock are not asked. Leaves the KV to `_sync`.
+
+        Digests are compared wherever the trace has one. Raises ReplayError.
+        """
+        for record in records:
+            self.engine.apply(record)
+            frame = (digests or {}).get(record.step)
+            if frame is not None and frame.digest != self.engine.digest():
+                raise ReplayError(f"the state after step {record.step} is not what it was when it was recorded: the trace comes from another version or was changed")
+        self.config = self.engine.config
 
     def _restream(self) -> None:
         """Detokenisers of unfinished requests, brought to where the trace ends."""
@@ -491,32 +546,6 @@ class Session:
 
     def _sync(self) -> None:
         self.recomputed_blocks = self.engine.sync()
-
-
-class _Replayer:
-    """Gives back what a record holds."""
-
-    simulated = False
-
-    def __init__(self, real: Runner) -> None:
-        self.spec = real.spec
-        self.tokenizer = real.tokenizer
-        self.eos_token_ids = real.eos_token_ids
-        self.record: StepRecord | None = None
-
-    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
-        assert self.record is not None
-        tokens = {e.request_id: list(e.token_ids) for e in self.record.events if isinstance(e, ev.Sampled)}
-        return RunnerOutput(tokens, measured_s=self.record.measured_s)
-
-    def sync(self, tables: Any, tokens: Any) -> int:
-        return 0
-
-    def damaged_blocks(self) -> set[int]:
-        return set()
-
-    def reset(self) -> None:
-        return
 
 
 _EVENTS: dict[str, type[ev.Event]] = {

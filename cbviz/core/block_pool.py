@@ -6,8 +6,8 @@ nothing (as in vLLM, so that block ids compare). The free list is a doubly linke
     head -> [freed uncached, reused at once ... | cached, least recently used first ... ] -> tail
 
 Freeing (vLLM's rule): cached blocks go to the tail, uncached ones to the head. A block loses its hash when it is handed out again, not
-when it is freed. Every change can be undone (`undo`): a removal leaves its links in the removed node, so undoing in reverse order
-relinks exactly ("dancing links", Knuth 2000).
+when it is freed. Every change can be undone (`undo`), in reverse order: a removal notes its neighbours, so undoing it relinks exactly
+("dancing links", Knuth 2000; noted outside the node, because a block may be taken and freed again within one step).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ROOT = sha256(b"cbviz kv block v1").digest()
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """Chained hash of one full block: sha256 over the parent's hash, the token ids and whatever else decides the KV (adapter, window).
+    """Chained hash of one full block: sha256 over the parent's hash, how many ids, the token ids and whatever else decides the KV (adapter, window).
 
     Collision-resistant, so a crafted prompt can't hit another's blocks.
     """
-    return sha256(parent + array("q", token_ids).tobytes() + extra).digest()
+    return sha256(parent + len(token_ids).to_bytes(4, "little") + array("q", token_ids).tobytes() + extra).digest()
 
 
 class BlockPool:
@@ -49,25 +49,28 @@ class BlockPool:
         self.num_free = num_blocks - 1
         self.num_cached_free = 0
         """Free blocks that can still be found."""
-        self.evictions: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
-        """Hash -> (step, who took the block), the last 4 x num_blocks of them: why a prefix missed."""
+        self.evictions: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
+        """Hash -> (step, who took the block, number of the eviction), the last 4 x num_blocks of them, oldest first: why a prefix missed."""
+        self._num_evictions = 0
         self._next = [*range(1, num_blocks), 0]
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     # the free list: index 0 (the null block) is the sentinel, its next the head, its prev the tail ----------------------
 
-    def _unlink(self, b: int) -> None:
+    def _unlink(self, b: int) -> tuple[int, int]:
+        """Takes the block out. Returns its neighbours, for `_relink`."""
         p, n = self._prev[b], self._next[b]
         self._next[p] = n
         self._prev[n] = p
         self.num_free -= 1
         if self.block_hash[b] is not None:
             self.num_cached_free -= 1
+        return p, n
 
-    def _relink(self, b: int) -> None:
-        """Exact inverse of `_unlink`, if nothing else changed since."""
-        p, n = self._prev[b], self._next[b]
+    def _relink(self, b: int, p: int, n: int) -> None:
+        """Exact inverse of `_unlink`, if everything since was undone."""
+        self._prev[b], self._next[b] = p, n
         self._next[p] = b
         self._prev[n] = b
         self.num_free += 1
@@ -105,9 +108,8 @@ class BlockPool:
         nxt, undo = self._next, self.undo
         for _ in range(n):
             b = nxt[NULL_BLOCK]
-            self._unlink(b)
+            undo.append((self._undo_take, (b, self.last_owner[b], *self._unlink(b))))
             self.ref_count[b] = 1
-            undo.append((self._undo_take, (b, self.last_owner[b])))
             if self.block_hash[b] is not None:
                 evicted.append((b, self.last_owner[b], self.step - self.freed_step[b]))
                 self._drop_hash(b, owner)
@@ -115,10 +117,10 @@ class BlockPool:
             ids.append(b)
         return ids, evicted
 
-    def _undo_take(self, b: int, owner: str) -> None:
+    def _undo_take(self, b: int, owner: str, p: int, n: int) -> None:
         self.ref_count[b] = 0
         self.last_owner[b] = owner
-        self._relink(b)
+        self._relink(b, p, n)
 
     def _drop_hash(self, b: int, owner: str) -> None:
         h = self.block_hash[b]
@@ -130,16 +132,19 @@ class BlockPool:
             del self.by_hash[h]
         self.block_hash[b] = None
         known = self.evictions.pop(h, None)
-        self.evictions[h] = (self.step, owner)
+        self._num_evictions += 1
+        self.evictions[h] = (self.step, owner, self._num_evictions)
         gone = self.evictions.popitem(last=False) if len(self.evictions) > 4 * self.num_blocks else None
         self.undo.append((self._undo_drop_hash, (b, h, before, known, gone)))
 
-    def _undo_drop_hash(self, b: int, h: bytes, before: tuple[int, ...], known: tuple[int, str] | None, gone: tuple[bytes, tuple[int, str]] | None) -> None:
+    def _undo_drop_hash(self, b: int, h: bytes, before: tuple[int, ...], known: tuple[int, str, int] | None,
+                        gone: tuple[bytes, tuple[int, str, int]] | None) -> None:
         self.block_hash[b] = h
         self.by_hash[h] = dict.fromkeys(before)
         del self.evictions[h]
         if known is not None:
             self.evictions[h] = known
+            self.evictions = OrderedDict(sorted(self.evictions.items(), key=_number))  # back to its place; rare
         if gone is not None:
             self.evictions[gone[0]] = gone[1]
             self.evictions.move_to_end(gone[0], last=False)
@@ -150,16 +155,15 @@ class BlockPool:
             if b == NULL_BLOCK:
                 continue
             if self.ref_count[b] == 0:
-                self._unlink(b)
+                self.undo.append((self._undo_take, (b, self.last_owner[b], *self._unlink(b))))
+            else:
+                self.undo.append((self._undo_touch, (b, self.last_owner[b])))
             self.ref_count[b] += 1
-            self.undo.append((self._undo_touch, (b, self.last_owner[b])))
             self.last_owner[b] = owner
 
     def _undo_touch(self, b: int, owner: str) -> None:
         self.ref_count[b] -= 1
         self.last_owner[b] = owner
-        if self.ref_count[b] == 0:
-            self._relink(b)
 
     def cache(self, b: int, block_hash: bytes) -> None:
         """The block is full and can be found from now on."""
@@ -189,19 +193,6 @@ class BlockPool:
     def _undo_uncache(self, b: int, h: bytes, before: tuple[int, ...]) -> None:
         self.block_hash[b] = h
         self.by_hash[h] = dict.fromkeys(before)
-
-    def forget(self, b: int) -> None:
-        """Takes the hash from a block whose content can't be trusted (a failed step). Not undone."""
-        h = self.block_hash[b]
-        if h is None:
-            return
-        same = self.by_hash[h]
-        del same[b]
-        if not same:
-            del self.by_hash[h]
-        self.block_hash[b] = None
-        if self.ref_count[b] == 0:
-            self.num_cached_free -= 1
 
     def free(self, block_ids: Sequence[int], owner: str) -> None:
         """Drops one reference to each block, given first to last of a table; they are freed last to first.
@@ -248,7 +239,7 @@ class BlockPool:
             "free": self.free_ids(),
             "last_owner": {str(b): o for b, o in enumerate(self.last_owner) if o},
             "freed_step": {str(b): n for b, n in enumerate(self.freed_step) if n},
-            "evictions": [[h.hex(), s, o] for h, (s, o) in self.evictions.items()],
+            "evictions": [[h.hex(), s, o] for h, (s, o, _) in self.evictions.items()],
         }
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -270,9 +261,14 @@ class BlockPool:
         self.freed_step = [0] * n
         for b, c in data["freed_step"].items():
             self.freed_step[int(b)] = c
-        self.evictions = OrderedDict((bytes.fromhex(h), (s, o)) for h, s, o in data["evictions"])
+        self.evictions = OrderedDict((bytes.fromhex(h), (s, o, i)) for i, (h, s, o) in enumerate(data["evictions"]))
+        self._num_evictions = len(self.evictions)
         self._next, self._prev = [0] * n, [0] * n
         self.num_free = self.num_cached_free = 0
         for b in data["free"]:
             self._insert(b, self._prev[NULL_BLOCK])
         self.undo.clear()
+
+
+def _number(item: tuple[bytes, tuple[int, str, int]]) -> int:
+    return item[1][2]

@@ -163,15 +163,18 @@ class KVManager:
 
     def _leave_window(self, r: Request) -> None:
         gone = min(max(0, r.num_computed_tokens - self.sliding_window + 1) // self.block_size, len(r.block_ids))
-        first = r.num_null_blocks
-        if gone <= first:
-            return
+        if gone > r.num_null_blocks:
+            first = r.num_null_blocks
+            self.journal.append(ev.OutOfWindow(r.request_id, self.leave(r, first, gone), first))
+
+    def leave(self, r: Request, first: int, gone: int) -> list[int]:
+        """Gives back the blocks at places `first` .. `gone` - 1 and puts null blocks there. Returns their ids."""
         ids = r.block_ids[first:gone]
         self.undo.append((_refill, (r, first, ids)))
         r.block_ids[first:gone] = [NULL_BLOCK] * len(ids)
         r.num_null_blocks = gone
         self.pool.free(ids, r.request_id)
-        self.journal.append(ev.OutOfWindow(r.request_id, ids, first))
+        return ids
 
     def free(self, r: Request) -> list[int]:
         """Gives back all of the request's references. Returns the ids, in table order, without null blocks."""

@@ -200,6 +200,13 @@ def get_policy(name: str) -> Policy:
     return found
 
 
+def check_victim(name: str | None) -> None:
+    """Raises ConfigError if there is no such victim rule; None leaves it to the discipline."""
+    if name is not None and name not in VICTIMS:
+        near = difflib.get_close_matches(name, VICTIMS, n=1)
+        raise ConfigError(f"victim is {name!r}, it must be one of {', '.join(VICTIMS)}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+
+
 class _FunctionPolicy(Policy):
     static = False
 
@@ -242,8 +249,12 @@ def _try(p: Policy) -> None:
         raise PolicyError(f"policy {p.name}: its ranks don't compare with each other ({e}); return numbers, or tuples of them") from None
     if [rank_of(p, r, 2.0) for r in requests] != first:
         raise PolicyError(f"policy {p.name} gives another rank when asked again with nothing changed: a policy must be a function of (r, now) alone")
-    if not isinstance(p.admit(requests[0].view, 2.0), bool):
-        raise PolicyError(f"policy {p.name}: admit must return True or False")
+    try:
+        welcome = p.admit(requests[0].view, 2.0)
+    except Exception as e:
+        raise PolicyError(f"policy {p.name} failed in admit on request {requests[0].request_id}: {type(e).__name__}: {e}") from e
+    if not isinstance(welcome, bool):
+        raise PolicyError(f"policy {p.name}: admit must return True or False, it returned {welcome!r}")
 
 
 def rank_of(p: Policy, r: Request, now: float) -> Any:
@@ -269,6 +280,10 @@ def ranks_of(p: Policy, rs: list[Request], now: float) -> list[Any]:
 
 
 def _checked(p: Policy, r: Request, rank: Any) -> Any:
-    if rank is None or rank != rank:
-        raise PolicyError(f"policy {p.name} ranked request {r.request_id} {rank!r}: return something that can be ordered")
+    try:
+        good = rank is not None and bool(rank == rank)  # NaN is not
+    except Exception:
+        good = False
+    if not good:
+        raise PolicyError(f"policy {p.name} ranked request {r.request_id} {rank!r}: return something that can be ordered, such as a number or a tuple of numbers")
     return rank

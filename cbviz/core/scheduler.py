@@ -24,7 +24,7 @@ from cbviz import events as ev
 from cbviz.config import EngineConfig
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool
 from cbviz.core.kv_manager import KVManager
-from cbviz.core.policy import Policy, PolicyError, get_policy, rank_of, ranks_of
+from cbviz.core.policy import Policy, PolicyError, check_victim, get_policy, rank_of, ranks_of
 from cbviz.core.request import Request, Status
 from cbviz.events import AnyEvent
 from cbviz.messages import Chunk, ChunkRecord, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
@@ -45,7 +45,10 @@ class RunnerOutputError(RuntimeError):
 class Scheduler:
     """Continuous batching over a paged pool. `config` must be resolved (`EngineConfig.resolve`)."""
 
-    def __init__(self, config: EngineConfig, *, eos_token_ids: Iterable[int] = (), use_output_len: bool = False) -> None:
+    def __init__(self, config: EngineConfig, *, eos_token_ids: Iterable[int] = (), use_output_len: bool = False, keep_planned_hashes: bool = False) -> None:
+        """`keep_planned_hashes`: a request taken out of a step leaves the hashes of the blocks it would have filled, as vLLM 0.32 does. These blocks
+        can then be hit though nothing was ever computed into them: a fault of vLLM's, for replaying its recordings, never for running a model.
+        """
         if config.max_model_len is None or config.max_num_batched_tokens is None:
             raise ValueError("the scheduler needs a resolved config: call EngineConfig.resolve(model_context) first")
         self.journal: list[AnyEvent] = []
@@ -55,6 +58,7 @@ class Scheduler:
         self.max_model_len = config.max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self.use_output_len = use_output_len
+        self.keep_planned_hashes = keep_planned_hashes
         self.requests: dict[str, Request] = {}
         """All unfinished requests (and finished ones that still hold a seat)."""
         self.waiting: list[Request] = []
@@ -78,18 +82,24 @@ class Scheduler:
         self._shares: list[Request] = []
         self._num_preempted = 0
         self._queues_saved = False
+        self._ranked_by: Policy | None = None
+        """The policy whose ranks the queue is sorted by; None: unknown."""
+        self._ranked_now = False
+        """The ranks are those of this step."""
+        self._begun: tuple[Any, ...] = ()
         self.configure(config)
 
     # inputs between steps -----------------------------------------------------------------------------------------------
 
     def configure(self, config: EngineConfig) -> None:
         """Takes a changed config; it holds from the next admission on, running requests keep their blocks and seats."""
+        check_victim(config.victim)
+        self.policy: Policy = get_policy(config.policy)
         self.config = config
         self.rules = config.rules
-        self.policy: Policy = get_policy(config.policy)
-        self._ranked_by: Policy | None = None
+        self._ranked_now = False
 
-    def add(self, spec: RequestSpec) -> Request | None:
+    def add(self, spec: RequestSpec, now_s: float = 0.0) -> Request | None:
         """Puts a request into the waiting queue; None if the queue is full. The caller has checked that it can be served at all."""
         if spec.request_id in self.requests:
             raise ValueError(f"request id {spec.request_id!r} is in use")
@@ -98,11 +108,13 @@ class Scheduler:
             return None
         r = Request(spec, self.num_arrived, self.eos_token_ids, self.step + 1, self.use_output_len)
         r.surroundings = self
+        if not self._ranked_now:
+            self._rank_waiting(now_s)  # so that its place follows from the queue as it is now, not from ranks of another step
         self.undo.append((self._undo_add, (r,)))
         self._save_queues()
         self.num_arrived += 1
         self.requests[r.request_id] = r
-        position = self._enqueue(r, 0.0)
+        position = self._enqueue(r, now_s)
         self.journal.append(ev.Arrived(r.request_id, position, r.num_prompt_tokens, r.max_tokens, r.arrival_s, r.priority))
         return r
 
@@ -131,14 +143,13 @@ class Scheduler:
             self.running.remove(r)
         else:
             self.waiting.remove(r)
-        self.undo.append((self._undo_end, (r, len(self.finished_ids), self.batch_open)))
+        self.undo.append((self._undo_end, (r, self.batch_open)))
         self._end(r, reason, -1)
         self._close_batch()
         return True
 
-    def _undo_end(self, r: Request, n: int, batch_open: bool) -> None:
+    def _undo_end(self, r: Request, batch_open: bool) -> None:
         self.requests[r.request_id] = r
-        del self.finished_ids[n:]
         self.num_finished -= 1
         self.batch_open = batch_open
 
@@ -147,20 +158,21 @@ class Scheduler:
     def begin(self) -> None:
         """Starts a step: what follows, up to `update`, can be taken back by `rollback`."""
         self.undo.clear()
+        self.pool.step = self.step + 1
         self._queues_saved = False
-        self._begun = (len(self.journal), self.finished_ids, self.batch_open, self.step, self.new_token_ratio)
+        self._ranked_now = False
+        self._begun = (len(self.journal), len(self.finished_ids), self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy, self._ranked_by)
+        self.policy = get_policy(self.config.policy)  # its cell may have been run again
 
-    def rollback(self) -> list[int]:
-        """Takes back everything since `begin`. Returns the blocks that had a hash before and lost it meanwhile: a runner may have written them."""
-        written = [e.block_id for e in self.journal[self._begun[0] :] if isinstance(e, ev.Evicted)]
+    def rollback(self) -> None:
+        """Takes back everything since `begin`."""
         self.pool.rollback()
-        length, self.finished_ids, self.batch_open, self.step, self.new_token_ratio = self._begun
+        length, num_finished, self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy, self._ranked_by = self._begun
         del self.journal[length:]
+        del self.finished_ids[num_finished:]
         self.pool.step = self.step
         self._shares = []
-        self._queues_saved = False
-        self._ranked_by = None
-        return written
+        self._queues_saved = self._ranked_now = False
 
     def _save(self, r: Request) -> None:
         self.undo.append((_restore_fields, (r, [getattr(r, f) for f in _SAVED], r.block_ids, len(r.block_ids), r.draft_token_ids)))
@@ -187,6 +199,7 @@ class Scheduler:
     def _rank_waiting(self, now_s: float) -> None:
         """Ranks the queue again where the ranks may have changed, and says so if the order did."""
         p = self.policy
+        self._ranked_now = True
         if (p.static and self._ranked_by is p) or not self.waiting:
             self._ranked_by = p
             return
@@ -352,7 +365,10 @@ class Scheduler:
             return [(i, r) for i, r in reversed(list(enumerate(free)))]
         if rule == "rank":
             keyed = [((rank_of(self.policy, r, self._now), r.seq), r) for r in free]
-            return sorted(keyed, key=_first, reverse=True)
+            try:
+                return sorted(keyed, key=_first, reverse=True)
+            except TypeError as e:
+                raise PolicyError(f"policy {self.policy.name}: its ranks of running requests don't compare with each other ({e})") from None
         if rule == "lowest-priority":
             return sorted((((r.priority, r.seq), r) for r in free), key=_first, reverse=True)
         if rule == "least-work-lost":
@@ -373,7 +389,8 @@ class Scheduler:
             place = self._shares.index(victim)
             self._budget += plan.chunks[place].num_tokens
             del self._shares[place], plan.chunks[place], self.chunk_records[place]
-            self.kv.uncache_planned(victim)
+            if not self.keep_planned_hashes:
+                self.kv.uncache_planned(victim)
             self.journal.append(ev.Unscheduled(victim.request_id))
         lost = victim.num_computed_tokens
         victim.max_computed = max(victim.max_computed, lost)
@@ -470,25 +487,24 @@ class Scheduler:
         """Why the blocks for an admission are not there: (reason, need, have), or None if they are."""
         kv, rules, free = self.kv, self.rules, self.pool.num_free
         end = len(hits) * kv.block_size + n
+        keep = int(max(rules.admission_watermark, self.config.watermark) * self.pool.num_blocks) if self.running else 0
+        checks: list[tuple[str, int]] = []
         if rules.reserve_full_isl:
             most = None
             if kv.sliding_window:
                 most = -(-min(kv.sliding_window - 1 + (self.config.max_num_batched_tokens or 0), self.max_model_len) // kv.block_size) + 1
-            need = kv.need_at_admission(hits, r.num_tokens, most)
-            if need > free:
-                return "blocks", need, free
-        need = kv.need_at_admission(hits, end)
-        if need > free:
-            return "blocks", need, free
+            checks.append(("blocks", kv.need_at_admission(hits, r.num_tokens, most)))
+        checks.append(("blocks", kv.need_at_admission(hits, end)))
         if rules.reserve == "max-tokens":
-            need = kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens)
-            if need > free:
-                return "reserve", need, free
+            checks.append(("reserve", kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens)))
         if rules.reserve == "guaranteed":
             growth = sum(max(0, kv.blocks_for(x.num_prompt_tokens + x.max_tokens) - len(x.block_ids)) for x in self.running if not x.seat_held)
-            need = kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens) + growth
+            checks.append(("guarantee", kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens) + growth))
+        for reason, need in checks:
             if need > free:
-                return "guarantee", need, free
+                return reason, need, free
+            if need + keep > free:
+                return "watermark", need, max(0, free - keep)
         if rules.reserve == "estimate" and self.running:
             expected = 0.0
             for x in self.running:
@@ -497,9 +513,6 @@ class Scheduler:
             tokens = math.ceil(expected) + kv.need_at_admission(hits, end) * kv.block_size + min(r.max_tokens - r.num_output_tokens, 4096)
             if tokens > free * kv.block_size:
                 return "estimate", -(-tokens // kv.block_size), free
-        keep = int(max(rules.admission_watermark, self.config.watermark) * (self.pool.num_blocks - 1))
-        if keep and self.running and need + keep > free:
-            return "watermark", need + keep, free
         return None
 
     def _seat(self, r: Request, hits: list[int], cached: int, place: int) -> None:
@@ -664,6 +677,19 @@ class Scheduler:
     def _undo_forget(self, r: Request) -> None:
         self.requests[r.request_id] = r
 
+    def forget_ranks(self) -> None:
+        """The queue's order stands, but by which ranks is not known: the next step ranks it again."""
+        self._ranked_by, self._ranked_now = None, False
+
+    def carry(self) -> dict[str, Any]:
+        """What the next step builds on and no event tells, where it differs from the start's."""
+        out: dict[str, Any] = {}
+        if self.batch_open:
+            out["batch_open"] = True
+        if self.new_token_ratio != INIT_NEW_TOKEN_RATIO:
+            out["new_token_ratio"] = self.new_token_ratio
+        return out
+
     # reading ------------------------------------------------------------------------------------------------------------
 
     def prefix_blocks(self, r: Request) -> list[int]:
@@ -735,12 +761,14 @@ class Scheduler:
             self.requests[rid] = r
         self.waiting = [self.requests[rid] for rid in data["waiting"]]
         self.running = [self.requests[rid] for rid in data["running"]]
-        for r in self.waiting:
-            r.rank = rank_of(self.policy, r, 0.0)
+        self._ranked_by, self._ranked_now = None, False
+        if self.policy.static:
+            for r in self.waiting:
+                r.rank = rank_of(self.policy, r, 0.0)
+            self._ranked_by = self.policy
         self.journal.clear()
         self.undo.clear()
         self._shares = []
-        self._ranked_by = None
 
     def digest(self) -> str:
         """sha256 of the control plane, times excluded: equal digests, equal futures."""

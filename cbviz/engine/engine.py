@@ -1,12 +1,11 @@
 """One step for every mode: deliver arrivals, schedule, execute, update, return a record.
 
 Owns the clock, the requests still to arrive and the user's inputs; the scheduler owns everything else. Returns records and forgets
-them: it knows no trace, session or widget. A step that raises leaves the state as it was before the step.
+them: it knows no trace, session or widget. A step that raises, or is interrupted, leaves the state as it was before the step.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Iterable
 from hashlib import sha256
 from time import perf_counter
@@ -16,9 +15,11 @@ import msgspec
 
 from cbviz import events as ev
 from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
-from cbviz.core.policy import get_policy
+from cbviz.core import replay
+from cbviz.core.policy import check_victim, get_policy
 from cbviz.core.scheduler import Scheduler
 from cbviz.cost.base import CostModel
+from cbviz.engine import interrupts
 from cbviz.messages import Gauges, RequestError, RequestSpec, StepRecord
 from cbviz.runners.base import Runner
 
@@ -34,11 +35,18 @@ class Engine:
         self.now_s = 0.0
         self.inputs: list[dict[str, Any]] = []
         """What the user asked for since the last step, in order; taken at the start of the next."""
-        self._by_time: list[tuple[float, int, RequestSpec]] = []
-        self._by_step: list[tuple[int, int, RequestSpec]] = []
+        self._by_time: list[_Pending] = []
+        self._by_step: list[_Pending] = []
+        """Requests still to arrive, the next one last; ties arrive in the order in which they were given."""
         self._known: set[str] = set()
+        """All ids ever used, those of requests still to arrive included."""
         self._order = 0
         self._idle = False
+        """The last step found nothing to do."""
+        self._kv_stale = False
+        """A failed pass wrote into blocks that running requests hold: the next step computes them again first."""
+        self._kv_doubtful = False
+        """Blocks that can be hit may hold something else (after a failed pass or a restore): a hit is checked, and computed again where it must be."""
 
     # asking -------------------------------------------------------------------------------------------------------------
 
@@ -58,7 +66,7 @@ class Engine:
     @property
     def pending_ids(self) -> list[str]:
         """Ids of the requests that have not arrived yet, in order of arrival."""
-        return [x[2].request_id for x in self._by_time] + [x[2].request_id for x in self._by_step]
+        return [x[2].request_id for x in (*reversed(self._by_time), *reversed(self._by_step))]
 
     @property
     def has_work(self) -> bool:
@@ -80,8 +88,6 @@ class Engine:
         """Raises RequestError, with the figures, if the request can't be served by this engine at all."""
         limit = self.config.max_model_len or 0
         n, total = len(spec.prompt_token_ids), len(spec.prompt_token_ids) + spec.max_tokens
-        if spec.request_id in self._known:
-            raise RequestError(f"request id {spec.request_id!r} was used before: ids must be unique in a run")
         if n >= limit:
             raise RequestError(f"{spec.request_id}: the prompt has {n} tokens; with max_model_len {limit} it may have at most {limit - 1}")
         if total > limit:
@@ -91,27 +97,59 @@ class Engine:
             raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens need {-(-total // size)} blocks of {size}; "
                                f"the pool has {self.config.num_usable_blocks}: raise num_blocks or lower max_tokens")
         vocab = self.runner.spec.vocab_size
-        bad = next((t for t in spec.prompt_token_ids if not 0 <= t < vocab), None)
-        if bad is not None:
-            raise RequestError(f"{spec.request_id}: token id {bad} is outside the model's vocabulary 0..{vocab - 1}")
+        ids = spec.prompt_token_ids
+        if set(map(type, ids)) != {int}:
+            bad = next(t for t in ids if type(t) is not int)
+            raise RequestError(f"{spec.request_id}: token id {bad!r} is no whole number")
+        if min(ids) < 0 or max(ids) >= vocab:
+            raise RequestError(f"{spec.request_id}: token id {next(t for t in ids if not 0 <= t < vocab)} is outside the model's vocabulary 0..{vocab - 1}")
 
     def enqueue(self, specs: Iterable[RequestSpec]) -> None:
-        """Requests of a workload, to be delivered at their arrival time or step. Ones that can't be served are refused on arrival."""
+        """Requests of a workload, to be delivered at their arrival time or step. Ones that can't be served are refused on arrival.
+
+        Raises RequestError for an id that was used before.
+        """
         for spec in specs:
+            self._take_id(spec.request_id)
             if spec.arrival_step is None:
-                insort(self._by_time, (spec.arrival_s, self._order, spec), key=_when)
+                self._by_time.append((spec.arrival_s, self._order, spec))
             else:
-                insort(self._by_step, (spec.arrival_step, self._order, spec), key=_when)
+                self._by_step.append((spec.arrival_step, self._order, spec))
             self._order += 1
+        self._by_time.sort(key=_when, reverse=True)
+        self._by_step.sort(key=_when, reverse=True)
 
     def add(self, spec: RequestSpec) -> None:
         """A user's request; it joins the next step. Raises RequestError."""
         self.check_request(spec)
-        self._known.add(spec.request_id)
+        self._take_id(spec.request_id)
         self.inputs.append({"op": "add", "spec": spec})
 
+    def _take_id(self, request_id: str) -> None:
+        if request_id in self._known:
+            raise RequestError(f"request id {request_id!r} was used before: ids must be unique in a run")
+        self._known.add(request_id)
+
+    def discard(self, request_id: str) -> None:
+        """A request that has not arrived never will. Raises KeyError if it is not among them."""
+        self._pending_spec(request_id)
+        self._by_time = [x for x in self._by_time if x[2].request_id != request_id]
+        self._by_step = [x for x in self._by_step if x[2].request_id != request_id]
+
+    def revise(self, spec: RequestSpec) -> None:
+        """Another spec for a request that has not arrived; its place in the order of arrival stays. Raises KeyError if it is not among them."""
+        self._pending_spec(spec.request_id)
+        self._by_time = [(t, n, spec if x.request_id == spec.request_id else x) for t, n, x in self._by_time]
+        self._by_step = [(t, n, spec if x.request_id == spec.request_id else x) for t, n, x in self._by_step]
+
+    def _pending_spec(self, request_id: str) -> RequestSpec:
+        for _, _, spec in (*self._by_time, *self._by_step):
+            if spec.request_id == request_id:
+                return spec
+        raise KeyError(f"{request_id!r} is not among the requests still to arrive")
+
     def abort(self, request_id: str) -> None:
-        """Ends a request just before the next step."""
+        """Ends a request just before the next step, in whatever state it is; one that has not arrived yet never will."""
         self.inputs.append({"op": "abort", "request_id": request_id})
 
     def configure(self, **changes: Any) -> None:
@@ -122,6 +160,7 @@ class Engine:
                 raise ConfigError(f"{name} can't change during a run: start a new one (or fork) with it")
         if "policy" in changes:
             get_policy(changes["policy"])
+        check_victim(changes.get("victim"))
         planned = self.config
         for i in self.inputs:
             if i["op"] == "configure":
@@ -138,15 +177,30 @@ class Engine:
         """One iteration. None if there is nothing to do. Raises what the policy or runner raised, with the state as before."""
         if not self.has_work:
             return None
+        with interrupts.held():
+            return self._step()
+
+    def _step(self) -> StepRecord:
         s = self.scheduler
-        before = (self.now_s, self.inputs, self._by_time, self._by_step, set(self._known), s.config)
+        if self._kv_stale:
+            with interrupts.let_in():
+                self.sync()
+        before = (self.now_s, self.inputs, self._by_time, self._by_step)
+        self._arriving: tuple[list[_Pending], list[_Pending]] = [], []
         s.begin()
         try:
             t0, arrivals, inputs = self._deliver()
             control = perf_counter()
             plan = s.schedule(t0)
             control = perf_counter() - control
-            out = self.runner.execute(plan)
+            if self._kv_doubtful:
+                with interrupts.let_in():
+                    self._confirm_hits()
+            if self.simulated:
+                out = self.runner.execute(plan)
+            else:
+                with interrupts.let_in():
+                    out = self.runner.execute(plan)
             cost = self.cost.price(plan)
             measured = self.config.clock == "measured"
             t1 = t0 + (out.measured_s or 0.0 if measured else cost.total_s if plan.chunks else 0.0)
@@ -155,14 +209,11 @@ class Engine:
             s.update(plan, out)
             control += perf_counter() - again
         except BaseException:
-            written = s.rollback()
-            self.now_s, self.inputs, self._by_time, self._by_step, self._known, config = before
-            if s.config is not config:
-                s.configure(config)
-            damaged = self.runner.damaged_blocks()
-            for b in written:
-                if b in damaged:
-                    s.pool.forget(b)
+            s.rollback()
+            self.now_s, self.inputs, self._by_time, self._by_step = before
+            self._by_time += reversed(self._arriving[0])
+            self._by_step += reversed(self._arriving[1])
+            self._distrust(self.runner.damaged_blocks())
             raise
         self.now_s = t1
         self._idle = not plan.chunks and not arrivals and not inputs
@@ -170,27 +221,68 @@ class Engine:
             step=plan.step, t0_s=t0, t1_s=t1, clock="measured" if measured else "modelled", chunks=s.chunk_records, events=s.drain(), tokens=s.tokens, slots=s.slots,
             gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free), cost=cost,
             measured_s=out.measured_s, counted=out.counted, logprobs=out.logprobs, gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
-            schedule_s=control if measured else None,
+            schedule_s=control if measured else None, carry=s.carry(),
         )
 
+    def apply(self, record: StepRecord) -> None:
+        """Does a recorded step again from its record alone: asks no policy, runner or clock. Leaves the KV to `sync`. Raises ReplayError."""
+        specs = {x.request_id for x in record.arrivals}
+        self._by_time = [x for x in self._by_time if x[2].request_id not in specs]
+        self._by_step = [x for x in self._by_step if x[2].request_id not in specs]
+        self._known |= specs
+        changes: dict[str, Any] = {}
+        for i in record.inputs:
+            if i["op"] == "configure":
+                changes.update(i["changes"])
+        replay.apply(self.scheduler, record, changes)
+        self.inputs = []
+        self.now_s = record.t1_s
+        self._idle = not record.chunks and not record.arrivals and not record.inputs
+
+    def _distrust(self, damaged: set[int]) -> None:
+        """Blocks that a failed pass was writing. One may be held: by a request that was preempted in the step which has been taken back."""
+        if damaged:
+            self._kv_doubtful = True
+            self._kv_stale = self._kv_stale or any(self.scheduler.pool.ref_count[b] for b in damaged)
+
+    def _confirm_hits(self) -> None:
+        """Has the runner look at the blocks that this step's admissions hit, other than those that the step itself computes."""
+        s = self.scheduler
+        planned = {e.block_id for e in s.journal if isinstance(e, ev.BlockCached)}
+        tables, tokens = {}, {}
+        for e in s.journal:
+            if isinstance(e, ev.PrefixHit):
+                n = next((i for i, b in enumerate(e.block_ids) if b in planned), len(e.block_ids))
+                tables[e.request_id] = e.block_ids[:n]
+                tokens[e.request_id] = s.requests[e.request_id].token_ids[: n * s.kv.block_size]
+        if tables:
+            self.runner.sync(tables, tokens)
+
     def _deliver(self) -> tuple[float, list[RequestSpec], list[dict[str, Any]]]:
-        """Takes the user's inputs and the arrivals that are due. An idle engine jumps to the next arrival. Returns (t0, arrivals, inputs)."""
+        """Takes the user's inputs and the arrivals that are due. An engine with nothing to do jumps to the next arrival. Returns (t0, arrivals, inputs)."""
         s, step = self.scheduler, self.scheduler.step + 1
         t0 = self.now_s
         inputs, self.inputs = self.inputs, []
-        due_step = bisect_right(self._by_step, step, key=_when_only)
-        if not (s.has_unfinished or due_step or self._by_step or any(i["op"] == "add" for i in inputs)) and self._by_time:
-            t0 = max(t0, self._by_time[0][0])
-        due_time = bisect_right(self._by_time, t0, key=_when_only)
-        arrivals = [x[2] for x in self._by_time[:due_time]] + [x[2] for x in self._by_step[:due_step]]
-        self._by_time, self._by_step = self._by_time[due_time:], self._by_step[due_step:]
+        waits = s.has_unfinished and not self._idle
+        if not (waits or self._by_step or any(i["op"] == "add" for i in inputs)) and self._by_time:
+            t0 = max(t0, self._by_time[-1][0])
+        _take_due(self._by_time, t0, self._arriving[0])
+        _take_due(self._by_step, step, self._arriving[1])
+        arrivals = [x[2] for x in (*self._arriving[0], *self._arriving[1])]
         taken: list[RequestSpec] = []
         for i in inputs:
             if i["op"] == "add":
                 taken.append(i["spec"])
-                s.add(i["spec"])
+                s.add(i["spec"], t0)
             elif i["op"] == "abort":
-                s.abort(i["request_id"])
+                if not s.abort(i["request_id"]):
+                    pending = [x for x in arrivals if x.request_id == i["request_id"]] or [x[2] for x in (*self._by_time, *self._by_step) if x[2].request_id == i["request_id"]]
+                    if pending:
+                        arrivals = [x for x in arrivals if x is not pending[0]]
+                        self._by_time = [x for x in self._by_time if x[2] is not pending[0]]
+                        self._by_step = [x for x in self._by_step if x[2] is not pending[0]]
+                        s.journal.append(ev.Refused(pending[0].request_id, "aborted before it arrived"))
+                        taken += pending
             else:
                 self._reconfigure(i["changes"])
         for spec in arrivals:
@@ -199,8 +291,7 @@ class Engine:
             except RequestError as e:
                 s.journal.append(ev.Refused(spec.request_id, str(e)))
             else:
-                s.add(spec)
-            self._known.add(spec.request_id)
+                s.add(spec, t0)
             taken.append(spec)
         return t0, taken, [_plain_input(i) for i in inputs]
 
@@ -219,9 +310,9 @@ class Engine:
         return {
             "now_s": self.now_s,
             "scheduler": self.scheduler.snapshot(),
-            "by_time": [x[2].request_id for x in self._by_time],
-            "by_step": [x[2].request_id for x in self._by_step],
+            "pending": self.pending_ids,
             "known": sorted(self._known),
+            "idle": self._idle,
         }
 
     def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec], sync: bool = True) -> int:
@@ -232,28 +323,35 @@ class Engine:
         self.scheduler.restore(data["scheduler"], specs)
         self.now_s = data["now_s"]
         self.inputs = []
-        self._by_time, self._by_step, self._order, self._idle = [], [], 0, False
-        self.enqueue(specs[rid] for rid in data["by_time"] + data["by_step"])
+        self._by_time, self._by_step, self._order, self._idle, self._known = [], [], 0, data["idle"], set()
+        self.enqueue(specs[rid] for rid in data["pending"])
         self._known = set(data["known"])
         return self.sync() if sync else 0
 
     def sync(self) -> int:
         """Makes the runner's KV hold what the block tables say. Returns the number of blocks computed again."""
         holders = [r for r in self.scheduler.requests.values() if r.block_ids]
-        return self.runner.sync({r.request_id: list(r.block_ids) for r in holders}, {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders})
+        num = self.runner.sync({r.request_id: list(r.block_ids) for r in holders}, {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders})
+        self._kv_stale, self._kv_doubtful = False, True  # blocks that nobody holds were not looked at
+        return num
 
     def digest(self) -> str:
         """sha256 of the control plane and of what is still to come, times excluded."""
-        rest = msgspec.json.encode([[x[2].request_id for x in self._by_time], [x[2].request_id for x in self._by_step]])
+        rest = msgspec.json.encode([self.pending_ids, self._idle])
         return sha256(self.scheduler.digest().encode() + rest).hexdigest()
 
 
-def _when(x: tuple[float, int, RequestSpec] | tuple[int, int, RequestSpec]) -> tuple[float, int]:
+_Pending = tuple[float, int, RequestSpec]
+"""(time or step of arrival, order, request)."""
+
+
+def _when(x: _Pending) -> tuple[float, int]:
     return x[0], x[1]
 
 
-def _when_only(x: tuple[Any, int, RequestSpec]) -> Any:
-    return x[0]
+def _take_due(pending: list[_Pending], now: float, into: list[_Pending]) -> None:
+    while pending and pending[-1][0] <= now:
+        into.append(pending.pop())
 
 
 def _plain_input(i: dict[str, Any]) -> dict[str, Any]:
@@ -261,4 +359,3 @@ def _plain_input(i: dict[str, Any]) -> dict[str, Any]:
     if i["op"] == "add":
         return {"op": "add", "request_id": i["spec"].request_id}
     return i
-

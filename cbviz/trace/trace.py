@@ -151,9 +151,9 @@ class Trace:
             raise IndexError(f"step {step} is not in this trace: it has steps 0..{len(self.records)}")
         self._rebuild(self.records[:step], {k: v for k, v in self.digests.items() if k <= step})
 
-    def share(self, step: int) -> Trace:
+    def share(self, step: int, header: TraceHeader | None = None) -> Trace:
         """A new trace that begins with this one's first `step` records (the records themselves are shared)."""
-        new = Trace(self.header)
+        new = Trace(header or self.header)
         new._rebuild(self.records[:step], {k: v for k, v in self.digests.items() if k <= step})
         return new
 

@@ -1,0 +1,199 @@
+"""Applies a recorded step to the scheduler again: the same changes, from the record alone. Asks no policy, runner or clock.
+
+Owns the inverse of the journal: each event that `Scheduler` writes says enough to do what it tells. Block ids are taken from the
+pool in its own order and held against the record's, so a record of another run is noticed at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cbviz import events as ev
+from cbviz.core.request import Request, Status
+from cbviz.core.scheduler import Scheduler
+from cbviz.messages import RequestSpec, StepRecord
+
+
+class ReplayError(RuntimeError):
+    """A record does not fit the state it is applied to. Names the step and what differs."""
+
+
+def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> None:
+    """Takes `s` from the end of step `record.step - 1` to the end of that step. `config_changes`: the knobs that the user turned before it.
+
+    Raises ReplayError; the scheduler is then no longer usable (restore a snapshot).
+    """
+    if record.step != s.step + 1:
+        raise ReplayError(f"step {record.step} can't follow step {s.step}")
+    s.begin()
+    if config_changes:
+        s.configure(s.config.replace(**config_changes))
+    s.step = s.pool.step = record.step
+    told = _Teller(s, record)
+    for e in record.events:
+        told.apply(e)
+    s.finished_ids = [e.request_id for e in record.events if isinstance(e, ev.Finished) and e.reason != "abort"]
+    s.batch_open = bool(record.carry.get("batch_open", False))
+    s.new_token_ratio = record.carry.get("new_token_ratio", s.new_token_ratio)
+    s.forget_ranks()
+    s.undo.clear()
+    s.journal.clear()
+
+
+class _Teller:
+    """One record being applied."""
+
+    def __init__(self, s: Scheduler, record: StepRecord) -> None:
+        self.s = s
+        self.step = record.step
+        self.specs: dict[str, RequestSpec] = {x.request_id: x for x in record.arrivals}
+        self.planned: dict[str, ev.Scheduled] = {}
+
+    def wrong(self, what: str) -> ReplayError:
+        return ReplayError(f"step {self.step} does not fit the state before it: {what}")
+
+    def request(self, request_id: str) -> Request:
+        r = self.s.requests.get(request_id)
+        if r is None:
+            raise self.wrong(f"{request_id} is not there")
+        return r
+
+    def apply(self, e: Any) -> None:
+        f = _APPLY.get(type(e))
+        if f is not None:
+            f(self, e)
+
+    def arrived(self, e: ev.Arrived) -> None:
+        s = self.s
+        spec = self.specs.get(e.request_id)
+        if spec is None:
+            raise self.wrong(f"{e.request_id} arrives without its prompt")
+        r = Request(spec, s.num_arrived, s.eos_token_ids, self.step, s.use_output_len)
+        r.surroundings = s
+        s.num_arrived += 1
+        s.requests[r.request_id] = r
+        s.waiting.insert(e.position, r)
+
+    def reordered(self, e: ev.Reordered) -> None:
+        self.s.waiting[:] = [self.request(i) for i in e.request_ids]
+
+    def not_admitted(self, e: ev.NotAdmitted) -> None:
+        self.request(e.request_id).last_wait = (e.reason, e.need, e.have)
+
+    def admitted(self, e: ev.Admitted) -> None:
+        s, r = self.s, self.request(e.request_id)
+        s.waiting.remove(r)
+        s.running.append(r)
+        r.status, r.last_wait = Status.RUNNING, None
+        r.num_computed_tokens = r.num_cached_tokens = e.num_cached_tokens
+        if not e.resumed:
+            for w in s.waiting:
+                if w.seq < r.seq and w.status is Status.WAITING:
+                    w.num_overtaken += 1
+
+    def shared(self, e: ev.Shared) -> None:
+        self.s.kv.share(self.request(e.request_id), list(e.block_ids))
+
+    def allocated(self, e: ev.Allocated) -> None:
+        r, pool = self.request(e.request_id), self.s.pool
+        if len(e.block_ids) > pool.num_free:
+            raise self.wrong(f"{e.request_id} takes {len(e.block_ids)} blocks, {pool.num_free} are free")
+        ids, _ = pool.allocate(len(e.block_ids), r.request_id)
+        if ids != list(e.block_ids):
+            raise self.wrong(f"{e.request_id} takes blocks {e.block_ids}, the pool gives {ids}")
+        r.block_ids.extend(ids)
+
+    def block_cached(self, e: ev.BlockCached) -> None:
+        r, kv = self.request(e.request_id), self.s.kv
+        i = r.block_ids.index(e.block_id)
+        h = kv.hashes(r, i + 1)[i]
+        if not h.hex().startswith(e.hash):
+            raise self.wrong(f"block {e.block_id} of {e.request_id} has another hash")
+        self.s.pool.cache(e.block_id, h)
+        r.num_cached_blocks = i + 1
+
+    def scheduled(self, e: ev.Scheduled) -> None:
+        if e.padding:
+            return
+        r, s = self.request(e.request_id), self.s
+        if s.pool.enable_caching:
+            r.num_cached_blocks = max(r.num_cached_blocks, min(e.start + e.num_tokens, r.num_tokens) // s.kv.block_size)
+        self.planned[e.request_id] = e
+
+    def unscheduled(self, e: ev.Unscheduled) -> None:
+        self.s.kv.uncache_planned(self.request(e.request_id))
+        del self.planned[e.request_id]
+
+    def preempted(self, e: ev.Preempted) -> None:
+        s, r = self.s, self.request(e.request_id)
+        r.max_computed = max(r.max_computed, r.num_computed_tokens)
+        s.kv.free(r)
+        r.num_computed_tokens = 0
+        r.num_preemptions += 1
+        r.draft_token_ids = []
+        r.status, r.queued_step, r.last_wait = Status.PREEMPTED, self.step, None
+        s.running.remove(r)
+        s.waiting.insert(e.position, r)
+
+    def out_of_window(self, e: ev.OutOfWindow) -> None:
+        self.s.kv.leave(self.request(e.request_id), e.first_index, e.first_index + len(e.block_ids))
+
+    def executed(self, e: ev.Executed) -> None:
+        for p in self.planned.values():
+            r = self.request(p.request_id)
+            r.num_computed_tokens += p.num_tokens
+            if r.spec.session is not None:
+                self.s.served[r.spec.session] = self.s.served.get(r.spec.session, 0) + p.num_tokens
+
+    def sampled(self, e: ev.Sampled) -> None:
+        r = self.request(e.request_id)
+        r.token_ids.extend(e.token_ids)
+        r.num_computed_tokens -= e.num_rejected
+
+    def finished(self, e: ev.Finished) -> None:
+        s, r = self.s, self.request(e.request_id)
+        if r.status is Status.RUNNING:
+            s.running.remove(r)
+        else:
+            s.waiting.remove(r)
+        r.status, r.finish_reason = Status.FINISHED, e.reason
+        s.num_finished += 1
+        self.ended = r
+        del s.requests[r.request_id]
+
+    def freed(self, e: ev.Freed) -> None:
+        s = self.s
+        r = s.requests.get(e.request_id) or self.ended
+        if s.kv.free(r) != list(e.block_ids):
+            raise self.wrong(f"{e.request_id} gives back other blocks than it holds")
+        if self.leaving is not None and r.request_id in self.leaving:
+            del s.requests[r.request_id]
+            self.leaving.discard(r.request_id)
+
+    def seat_held(self, e: ev.SeatHeld) -> None:
+        r = self.ended
+        r.seat_held = True
+        self.s.requests[r.request_id] = r
+        self.s.running.insert(e.position, r)
+
+    def seats_freed(self, e: ev.SeatsFreed) -> None:
+        s = self.s
+        for i in e.request_ids:
+            r = self.request(i)
+            r.seat_held = False
+            s.running.remove(r)
+            if r.block_ids:
+                self.leaving = (self.leaving or set()) | {i}
+            else:
+                del s.requests[i]
+
+    leaving: set[str] | None = None
+    ended: Request
+
+
+_APPLY: dict[type, Any] = {
+    ev.Arrived: _Teller.arrived, ev.Reordered: _Teller.reordered, ev.NotAdmitted: _Teller.not_admitted, ev.Admitted: _Teller.admitted, ev.Shared: _Teller.shared,
+    ev.Allocated: _Teller.allocated, ev.BlockCached: _Teller.block_cached, ev.Scheduled: _Teller.scheduled, ev.Unscheduled: _Teller.unscheduled, ev.Preempted: _Teller.preempted,
+    ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
+    ev.SeatHeld: _Teller.seat_held, ev.SeatsFreed: _Teller.seats_freed,
+}
