@@ -26,7 +26,7 @@ def scenario(seed: int) -> dict[str, Any]:
         "enable_chunked_prefill": chunked,
         "enable_prefix_caching": rng.random() < 0.7,
         "policy": rng.choice(("fcfs", "priority")),
-        "long_prefill_token_threshold": rng.choice((0, 0, 5, 24)),
+        "long_prefill_token_threshold": rng.choice((0, 0, 5, 24, 40)),
         "scheduler_reserve_full_isl": rng.random() < 0.6,
         "sliding_window": window,
         "watermark": rng.choice((0.0, 0.0, 0.0, 0.0, 0.05, 0.2)),
@@ -36,6 +36,8 @@ def scenario(seed: int) -> dict[str, Any]:
     most_out = rng.choice((4, 20, 60, 120))
     stems = [[rng.randrange(999) for _ in range(longest)] for _ in range(rng.randint(1, 3))]
     shared = rng.choice((0.0, 0.5, 0.9))
+    urgent_last = config["policy"] == "priority" and rng.random() < 0.4
+    """Later requests are more urgent: they take the blocks of half-done prefills that stand before them in the running queue."""
     requests: list[dict[str, Any]] = []
     step = 0
     for i in range(n):
@@ -48,7 +50,7 @@ def scenario(seed: int) -> dict[str, Any]:
             prompt[:part] = rng.choice(stems)[:part]
         q: dict[str, Any] = {"id": f"r{i}", "arrival_step": step, "prompt_token_ids": prompt, "max_tokens": rng.randint(1, most_out)}
         if config["policy"] == "priority":
-            q["priority"] = rng.choice((-1, 0, 0, 1, 2))
+            q["priority"] = n - i if urgent_last else rng.choice((-1, 0, 0, 1, 2))
         if rng.random() < 0.15:
             q["abort_step"] = step + rng.choice((1, 2, 5, 10, 30))
         requests.append(q)
@@ -56,5 +58,5 @@ def scenario(seed: int) -> dict[str, Any]:
     if window:
         need = min(need, -(-min(window - 1 + config["max_num_batched_tokens"], limit) // size) + 1)
     config["num_blocks"] = 1 + need + rng.choice((0, 1, 2, need // 2, need, 3 * need))
-    config["num_blocks"] += -(-int(config["watermark"] * config["num_blocks"] * 2) // 1)  # room above the watermark, so that nobody waits for ever
+    config["num_blocks"] += int(2 * config["watermark"] * config["num_blocks"])  # room above the watermark
     return {"name": f"s{seed}", "seed": seed, "config": config, "requests": requests}
