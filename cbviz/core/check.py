@@ -28,7 +28,8 @@ def check(s: Scheduler) -> None:
         for i in range(r.num_cached_blocks):
             b = r.block_ids[i]
             if b != NULL_BLOCK:
-                assert pool.block_hash[b] == r.block_hashes[i] if i < len(r.block_hashes) else pool.block_hash[b] is not None, f"{r.request_id}: block {b} has another hash than its tokens"
+                known = pool.block_hash[b] == r.block_hashes[i] if i < len(r.block_hashes) else pool.block_hash[b] is not None
+                assert known, f"{r.request_id}: block {b} has another hash than its tokens"
     refs[NULL_BLOCK] = 1
     assert refs == pool.ref_count, f"reference counts differ: {[(b, n, m) for b, (n, m) in enumerate(zip(refs, pool.ref_count, strict=True)) if n != m][:5]} (block, counted, kept)"
     free = pool.free_ids()

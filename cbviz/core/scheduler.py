@@ -161,7 +161,8 @@ class Scheduler:
         self.pool.step = self.step + 1
         self._queues_saved = False
         self._ranked_now = False
-        self._begun = (len(self.journal), len(self.finished_ids), self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy, self._ranked_by)
+        self._begun = (len(self.journal), len(self.finished_ids), self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy,
+                       self._ranked_by)
         self.policy = get_policy(self.config.policy)  # its cell may have been run again
 
     def rollback(self) -> None:
@@ -752,7 +753,8 @@ class Scheduler:
             r = Request(specs[rid], d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
             r.status = Status(d["status"])
             r.token_ids.extend(d["output_token_ids"])
-            for f in ("num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "seat_held", "finish_reason", "num_overtaken"):
+            for f in ("num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "seat_held", "finish_reason",
+                      "num_overtaken"):
                 setattr(r, f, d[f])
             r.block_ids = list(d["block_ids"])
             r.draft_token_ids = list(d["draft_token_ids"])

@@ -8,63 +8,64 @@ A second interrupt while one waits is raised at once: whoever presses twice mean
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
-Handler = Callable[[int, FrameType | None], object]
+Handler = Callable[[int, FrameType | None], Any]
 
 
-class _Held:
-    """`handler` is what an interrupt calls outside `held()`."""
+class _Waiting:
+    """`handler` is what an interrupt calls outside `held()`; `one`: one waits."""
 
-    handler: Handler = staticmethod(signal.default_int_handler)
-    waits = False
+    def __init__(self) -> None:
+        self.handler: Handler = signal.default_int_handler
+        self.one = False
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        if self.waits:
+        if self.one:
             self.handler(number, frame)
-        self.waits = True
+        self.one = True
 
     def deliver(self) -> None:
-        if self.waits:
-            self.waits = False
+        if self.one:
+            self.one = False
             self.handler(signal.SIGINT, None)
 
 
-_held = _Held()
+_waiting = _Waiting()
 
 
-@contextmanager
-def held() -> Iterator[None]:
+# Classes and not generators: an interrupt inside contextlib would leave a generator half run, to be finished whenever it is collected.
+
+
+class held:
     """Interrupts wait until the outermost such block ends."""
-    now = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
-    if not callable(now) or now == _held.note:  # another thread, or interrupts are switched off; or inside such a block
-        yield
-        return
-    _held.handler, _held.waits = now, False
-    try:
-        signal.signal(signal.SIGINT, _held.note)
-        yield
-    finally:
-        signal.signal(signal.SIGINT, now)
-        _held.deliver()
+
+    def __enter__(self) -> None:
+        now = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
+        # Nothing to do in another thread, where interrupts are switched off, and inside such a block.
+        self._outermost = callable(now) and now != _waiting.note
+        if self._outermost and callable(now):
+            _waiting.handler, _waiting.one = now, False
+            signal.signal(signal.SIGINT, _waiting.note)
+
+    def __exit__(self, *_: object) -> None:
+        if self._outermost:
+            signal.signal(signal.SIGINT, _waiting.handler)
+            _waiting.deliver()
 
 
-@contextmanager
-def let_in() -> Iterator[None]:
+class let_in:
     """Inside `held()`: interrupts are raised again, the one that waits at once."""
-    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) != _held.note:
-        yield
-        return
-    _held.deliver()
-    try:
-        signal.signal(signal.SIGINT, _held.handler)
-        yield
-    finally:
-        try:
-            signal.signal(signal.SIGINT, _held.note)
-        except KeyboardInterrupt:  # at the last moment
-            signal.signal(signal.SIGINT, _held.note)
-            raise
+
+    def __enter__(self) -> None:
+        self._inside = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) == _waiting.note
+        if self._inside:
+            _waiting.deliver()
+            signal.signal(signal.SIGINT, _waiting.handler)
+
+    def __exit__(self, *_: object) -> None:
+        if self._inside:
+            signal.signal(signal.SIGINT, _waiting.note)

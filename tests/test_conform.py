@@ -1,0 +1,86 @@
+"""vLLM's own scheduler, recorded: ours does the same in every step, block ids included. And a control: one that does not is found, with the place."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from cbviz.conform import conform, conform_scenario, find, read
+from cbviz.core.policy import POLICIES, Fcfs
+from cbviz.core.request import RequestView
+from cbviz.core.scheduler import Scheduler
+
+NUM_SCENARIOS = 85
+
+
+def test_all_recordings_are_equal(conformance: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    out = conform([conformance / "vllm-0.32"], progress=lambda i, n, name: seen.append((i, n)))
+    assert [(o.name, o.step, o.key, o.ours, o.theirs) for o in out if not o.equal] == []
+    assert len(out) == NUM_SCENARIOS and not any(o.skipped for o in out)
+    assert len({o.name for o in out}) == NUM_SCENARIOS
+    assert sum(o.steps for o in out) > 5000
+    assert seen == [(i, NUM_SCENARIOS) for i in range(NUM_SCENARIOS)]
+
+
+class LastComeFirstServed(Fcfs):
+    def rank(self, r: RequestView, now: float) -> int:
+        return -r.seq
+
+
+def test_another_policy_is_found_with_step_and_key(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: under a policy that turns the queue round, the first difference is where the queue first shows it."""
+    d = next(d for d in map(read, find([conformance / "vllm-0.32"])) if d["config"]["policy"] == "fcfs" and any(len(s["waiting"]) > 2 for s in d["steps"]))
+    assert conform_scenario("x", d).equal
+    first = next(s["step"] for s in d["steps"] if len(s["waiting"]) > 1 or len(s["added"]) > 1)
+    monkeypatch.setitem(POLICIES, "fcfs", LastComeFirstServed())
+    out = conform_scenario("x", d)
+    assert not out.equal
+    assert out.step == first
+    assert out.key in ("scheduled", "waiting", "new")
+    assert out.ours != out.theirs
+
+
+def test_another_block_order_is_found(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control for block ids: blocks freed in the other order are the same number of blocks, and still a difference."""
+    from cbviz.core.block_pool import BlockPool
+
+    free = BlockPool.free
+    monkeypatch.setattr(BlockPool, "free", lambda self, ids, owner: free(self, list(ids)[::-1], owner))
+    out = conform([conformance / "vllm-0.32"])
+    different = [o for o in out if not o.equal]
+    assert len(different) > NUM_SCENARIOS // 2
+    assert {o.key for o in different} & {"blocks"}
+
+
+def test_a_changed_recording_is_found(conformance: Path) -> None:
+    d = read(find([conformance / "vllm-0.32"])[0])
+    changed = copy.deepcopy(d)
+    changed["steps"][7]["free_blocks_after"] += 1
+    out = conform_scenario("x", changed)
+    assert (out.equal, out.step, out.key) == (False, 7, "free_blocks_after")
+    short = copy.deepcopy(d)
+    short["steps"] = short["steps"][:-1]
+    assert conform_scenario("x", short).key == "steps"
+    long = copy.deepcopy(d)
+    long["steps"].append(long["steps"][-1])
+    out = conform_scenario("x", long)
+    assert (out.equal, out.key, out.step) == (False, "steps", len(d["steps"]))
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no recording at .*nowhere"):
+        find([tmp_path / "nowhere"])
+
+
+def test_the_checker_would_notice(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invariants are checked after every step of a replay: a leak is an error there, not a difference."""
+    close = Scheduler._end
+    def leak(self: Scheduler, *args: object, **kwargs: object) -> None:
+        close(self, *args, **kwargs)  # type: ignore[arg-type]
+        self.pool.ref_count[1] += 1
+    monkeypatch.setattr(Scheduler, "_end", leak)
+    with pytest.raises(AssertionError, match="reference counts differ"):
+        conform_scenario("x", read(find([conformance / "vllm-0.32"])[0]))
