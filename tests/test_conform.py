@@ -71,7 +71,7 @@ def test_a_changed_recording_is_found(conformance: Path) -> None:
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no recording at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"no recording at .*nowhere"):
         find([tmp_path / "nowhere"])
 
 

@@ -108,13 +108,16 @@ def test_a_block_that_is_not_computed_is_not_found() -> None:
     """A request scheduled in this step loses its blocks to one of better priority: blocks that its chunk would have filled must not be hit when it comes back."""
     c = case(0, discipline="vllm", policy="priority", block_size=1, num_blocks=15, max_model_len=14, max_num_seqs=3, sliding_window=0, enable_prefix_caching=True, victim=None,
              max_num_batched_tokens=64, watermark=0.0, long_prefill_token_threshold=3, scheduler_reserve_full_isl=False, inputs=False)
-    c.specs = [RequestSpec("low", tuple(range(11)), 3, arrival_step=1, priority=5), RequestSpec("high", (31, 32), 8, arrival_step=2, priority=0)]
+    # "brief" is there so that "low" is not alone at first: the threshold holds only among several
+    c.specs = [RequestSpec("brief", (41,), 1, arrival_step=1), RequestSpec("low", tuple(range(11)), 3, arrival_step=1, priority=5),
+               RequestSpec("high", (31, 32), 8, arrival_step=2)]
     _, trace = play(c)
     record = trace.record(4)
     assert ev.Unscheduled("low") in record.events
     planned = [e.block_id for e in record.events if isinstance(e, ev.BlockCached) and e.request_id == "low"]
-    assert len(planned) == 2
-    assert not any(trace.state(4).cached[b] for b in planned)
+    assert len(planned) == 2 and set(planned) <= {b for e in record.events if isinstance(e, ev.Preempted) for b in e.block_ids}
+    free = [b for b in planned if not trace.state(4).ref_count(b)]
+    assert free and not any(trace.state(4).cached[b] for b in free)
 
 
 def test_held_seats_alone_do_not_block_the_queue() -> None:
