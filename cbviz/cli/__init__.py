@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a console that lacks a sign shows '?', and nothing fails for it
-    app([a for a in args if a != "--debug"])
+    app([a for a in args if a != "--debug"], prog_name="cbviz")
     raise SystemExit(0)
 
 

@@ -23,7 +23,7 @@ Workload = Annotated[str, typer.Option(help="A preset (article, chat, burst, ...
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="A field of the configuration, e.g. max_num_seqs=4. Repeatable.")]
 Params = Annotated[list[str] | None, typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the workload, e.g. num_requests=50; of a file: limit, scale. Repeatable.")]
 Seed = Annotated[int, typer.Option(help="Seed of the workload and of sampling.")]
-Model = Annotated[str | None, typer.Option(help=f"A known model, a folder, a GGUF file, a hub id; with sim, whose shape is priced. By default {DEFAULT_MODEL}.", show_default=False)]
+Model = Annotated[str | None, typer.Option(help=f"A known model, a folder, a GGUF file, a hub id; for sim, whose shape is priced. Default {DEFAULT_MODEL}.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port; by default a free one from 8866 on.", show_default=False)]
