@@ -1,0 +1,110 @@
+"""Records are enough: a second engine that is only told what the first one did stands, after every step, where the first one stands."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from tests.core.fuzz import DISCIPLINE_NAMES, Case, LedgerRunner, ask, case, finish, judge, make_engine, make_trace, play
+
+from cbviz.core.check import check
+from cbviz.core.policy import POLICIES, Policy
+from cbviz.engine.engine import Engine
+from cbviz.messages import StepRecord
+from cbviz.trace.trace import Trace
+
+
+def follow(c: Case) -> tuple[Engine, Engine, Trace]:
+    """Plays a case; a second engine applies each record, as it comes back from a file, and is compared."""
+    engine, mirror, trace = make_engine(c.config), make_engine(c.config), make_trace(c.config)
+    engine.enqueue(c.specs)
+    mirror.enqueue(c.specs)
+    for step in range(1, 4000):
+        ask(engine, c.at.get(step, ()))
+        record = engine.step()
+        if record is None:
+            if step > max(c.at, default=0):
+                break
+            continue
+        judge(engine, trace, record)
+        mirror.apply(msgspec.json.decode(msgspec.json.encode(record), type=StepRecord))
+        check(mirror.scheduler)
+        assert mirror.digest() == engine.digest(), f"step {record.step}"
+        assert mirror.now_s == engine.now_s
+        assert mirror.pending_ids == engine.pending_ids
+    finish(engine, trace, c)
+    return engine, mirror, trace
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
+def test_a_mirror_follows(discipline: str, seed: int) -> None:
+    c = case(seed, discipline=discipline)
+    c.at.setdefault(9, []).append(("configure", {"policy": "priority", "max_num_seqs": 2}))
+    c.at.setdefault(20, []).append(("configure", {"discipline": "vllm"}))
+    follow(c)
+
+
+def test_a_mirror_asks_no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Twice(Policy):
+        name = "sjf"
+        static = False
+
+        def rank(self, r: object, now: float) -> int:
+            raise AssertionError("asked")
+
+    c = case(3, discipline="vllm", policy="sjf", inputs=False)
+    _, trace = play(c)
+    mirror = make_engine(c.config)
+    mirror.enqueue(c.specs)
+    monkeypatch.setitem(POLICIES, "sjf", Twice())
+    for record in trace:
+        mirror.apply(record)
+    assert not mirror.has_work
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_from_any_step_on(seed: int) -> None:
+    """A snapshot, as plain JSON, restored into another engine with an empty KV cache: the same steps follow, and no slot is read that holds something else."""
+    c = case(seed, inputs=False)
+    _, smooth = play(c)
+    for at in sorted({1, len(smooth) // 3, len(smooth) // 2, len(smooth) - 1} - {0}):
+        first = make_engine(c.config)
+        first.enqueue(c.specs)
+        records = [first.step() for _ in range(at)]
+        plain = json.loads(json.dumps(first.snapshot()))
+        second = make_engine(c.config, LedgerRunner(c.config))
+        held = len({b for r in first.scheduler.requests.values() for b in r.block_ids[: -(-r.num_computed_tokens // c.config.block_size)] if b})
+        assert second.restore(plain, {x.request_id: x for x in c.specs}) == held
+        assert second.digest() == first.digest()
+        trace = make_trace(c.config)
+        for record in records:
+            assert record is not None
+            trace.append(record)
+        while (record := second.step()) is not None:
+            judge(second, trace, record)
+        assert [r.events for r in trace] == [r.events for r in smooth]
+        assert [r.t1_s for r in trace] == [r.t1_s for r in smooth]
+        finish(second, trace, c)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_back_in_time_with_a_full_cache(seed: int) -> None:
+    """The same engine goes back: its KV cache holds what later steps wrote, and blocks that could be hit then may hold something else now."""
+    c = case(seed, enable_prefix_caching=True, inputs=False, discipline=("chunked", "vllm", "paged")[seed % 3])
+    engine = make_engine(c.config)
+    engine.enqueue(c.specs)
+    snapshots, records = [engine.snapshot()], []
+    while (record := engine.step()) is not None:
+        records.append(record)
+        snapshots.append(engine.snapshot())
+    specs = {x.request_id: x for x in c.specs}
+    for at in sorted({0, 1, len(records) // 4, len(records) // 2, 3 * len(records) // 4}):
+        engine.restore(snapshots[at], specs)
+        for old in records[at:]:
+            new = engine.step()
+            assert new is not None and new.events == old.events and new.t1_s == old.t1_s
+            check(engine.scheduler)
+        assert engine.step() is None
+        assert engine.snapshot() == snapshots[-1]
