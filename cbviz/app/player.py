@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from cbviz.trace import Cursor, explain, metrics
 WINDOW = 4
 BURST_S = 0.006
 """At full speed the worker runs steps for this long before it reports: one step of a real model, several of a simulated one."""
+PATIENCE_S = 0.1
+"""How long a step at full speed waits for a page that is behind by the whole window."""
+EXPLAIN_S = 0.25
+"""While a run plays, its steps are explained no more often than that: nobody reads faster."""
 DESERTED_S = 30.0
 """A run that nobody has acknowledged for so long pauses itself: its page is gone."""
 DEFAULT_SPEED = 10.0
@@ -57,13 +62,14 @@ class Player:
         self._attached = False
         self._sent = self._acked = 0
         self._heard = time.monotonic()
+        self._credit = asyncio.Event()
         self._seek: Cursor | None = None
         """Where the user went while a job was running: the job's end must not take the cursor away."""
         self._jobs = 0
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._explained: tuple[Any, ...] | None = None
-        self._metrics_at = 0.0
+        self._explained_at = self._metrics_at = 0.0
         self._metrics_cost = 0.0
         self._live: dict[str, Any] = {"loading": "Starting the engine …", "progress": -1, "playing": False, "speed": self.speed, "num_requests": 0}
         self._warning = ""
@@ -94,6 +100,7 @@ class Player:
             self._tell()
             self.flush()
         elif kind == "ack":
+            self._credit.set()
             self.flush()
         elif kind == "cmd":
             self._spawn(self._command(m))
@@ -143,10 +150,10 @@ class Player:
         if s is None or at is None:
             return
         key = (s, id(s.trace), at)
-        if key == self._explained or (self.playing and self._jobs):
-            return
-        self._explained = key
         now = time.monotonic()
+        if key == self._explained or (self.playing and now - self._explained_at < EXPLAIN_S):
+            return
+        self._explained, self._explained_at = key, now
         figures = not self.playing or now - self._metrics_at > max(0.5, 20 * self._metrics_cost)
 
         def job() -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -450,7 +457,7 @@ class Player:
                 if self._attached and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
                     break
                 if not self.speed:
-                    await asyncio.sleep(0)
+                    await self._breathe()
                     continue
                 now = time.perf_counter()
                 due = max(due + 1 / self.speed, now)
@@ -459,8 +466,17 @@ class Player:
         finally:
             self.playing = False
             self._tell(playing=False)
-            self._explained = None if self._metrics_at else self._explained
+            self._explained = None
             self.flush()
+
+    async def _breathe(self) -> None:
+        """At full speed a simulated engine would leave the page no processor to draw with: it waits a moment for a page that is behind."""
+        if not self._attached or self._sent - self._acked < WINDOW:
+            await asyncio.sleep(0)
+            return
+        self._credit.clear()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._credit.wait(), PATIENCE_S)
 
     async def _stop(self, wait: bool = True) -> None:
         """Pauses; with `wait`, until the step under way is done."""

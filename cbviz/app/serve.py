@@ -15,9 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -183,21 +181,19 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _announce(process: subprocess.Popen[bytes], url: str, browser: bool, what: str) -> None:
     """Says where it is once it answers."""
-    if wait_until_up(url.split("?")[0] + "voila/static/", process):
+    if wait_until_up(url, process):
         print(f"{what} is at {url}   (Ctrl-C stops it)", flush=True)
         if browser:
             webbrowser.open(url)
 
 
 def wait_until_up(url: str, process: subprocess.Popen[bytes] | None = None, timeout_s: float = 60.0) -> bool:
-    """True once the server answers anything at all."""
+    """True once something listens at `url`; False if `process` ends before, or after `timeout_s`. Asks for no page: that would start a kernel."""
+    where = urllib.parse.urlsplit(url)
     end = time.monotonic() + timeout_s
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < end and (process is None or process.poll() is None):
         try:
-            direct.open(url, timeout=5).close()
-            return True
-        except urllib.error.HTTPError:
+            socket.create_connection((where.hostname or "127.0.0.1", where.port or 80), timeout=5).close()
             return True
         except OSError:
             time.sleep(0.1)

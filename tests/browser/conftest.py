@@ -142,7 +142,7 @@ def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Add
     shutil.copyfile(serve.notebooks() / "explorer.ipynb", notebook)
     command = serve.explore_command(notebook, "127.0.0.1", port, ["--MappingKernelManager.cull_idle_timeout=3", "--MappingKernelManager.cull_interval=1"])
     url = f"http://127.0.0.1:{port}/"
-    with serving(command, serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim"), url + "voila/static/", folder / "log") as pid:
+    with serving(command, serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim"), url, folder / "log") as pid:
         address = Address(url)
         address.pid = pid
         yield address
@@ -161,7 +161,7 @@ def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     env = serve.environment(CBVIZ_CACHE=str(cache), JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"), JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"))
     url = f"http://127.0.0.1:{port}/"
-    with serving(command, env, url + "api/status", folder / "log"):
+    with serving(command, env, url, folder / "log"):
         yield url
 
 

@@ -11,7 +11,7 @@ import { SeriesView } from "./series.js";
 import { BatchBar } from "./batch.js";
 import { QueuePanel, TablePanel, WhyPanel, MetricsPanel, TextPanel, BatchPanel } from "./panels.js";
 import { Controls, PromptBox } from "./controls.js";
-import { h, icon, ICON, setText } from "./dom.js";
+import { h, icon, ICON, setText, setAttr } from "./dom.js";
 const KEYS = [["Space", "play or pause"], ["→", "one step on (a recorded one, or a new one)"], ["←", "one step back"], [". and ,", "one event on or back, inside the step"], ["Home, End", "first or last recorded step"], ["↑ ↓", "in the timeline: the request above or below"], ["/", "to the prompt box"], ["Esc", "drop the selection, close what is open"], ["?", "this list"]];
 const SPEEDS = [["1", "1 step/s"], ["2", "2 steps/s"], ["5", "5 steps/s"], ["10", "10 steps/s"], ["30", "30 steps/s"], ["0", "full speed"]];
 
@@ -59,8 +59,8 @@ export async function render({ model, el, Plotly }) {
   const words = { queue: new QueuePanel(panels.queue.body, app), table: new TablePanel(panels.table.body, app, panels.table.title, abort), why: new WhyPanel(panels.why.body, app, panels.why.title), metrics: new MetricsPanel(panels.metrics.body, app, panels.metrics.sub), tokens: new TextPanel(panels.tokens.body, app), batch: new BatchPanel(panels.batch.body, app, bar, panels.batch.sub) };
   el.classList.add("cb-host"); el.append(root); if (inVoila()) root.classList.add("cb-full");
 
-  let big = null;
-  function enlarge(name) { if (big) { panels[big].p.classList.remove("cb-big"); panels[big].max.setAttribute("aria-label", `Enlarge ${panels[big].title.textContent}`); } big = big === name ? null : name; if (big) { panels[big].p.classList.add("cb-big"); panels[big].max.setAttribute("aria-label", "Back to its place"); } root.classList.toggle("cb-hasbig", !!big); bar.dirty = true; app.dirty(); }
+  let big = null; app.isBig = (name) => big === name;
+  function enlarge(name) { if (big) { panels[big].p.classList.remove("cb-big"); panels[big].max.setAttribute("aria-label", `Enlarge ${panels[big].title.textContent}`); } big = big === name ? null : name; if (big) { panels[big].p.classList.add("cb-big"); panels[big].max.setAttribute("aria-label", "Back to its place"); } root.classList.toggle("cb-hasbig", !!big); bar.dirty = true; paintWords(); app.dirty(); }
   function help() { if (keysBox.open) keysBox.close(); else keysBox.showModal(); }
   const sizes = new ResizeObserver(() => { const w = root.clientWidth; root.classList.toggle("cb-narrow", w < 700); root.classList.toggle("cb-middle", w >= 700 && w < 1080); bar.dirty = true; app.dirty(); }); sizes.observe(root);
 
@@ -101,16 +101,20 @@ export async function render({ model, el, Plotly }) {
     const R = app.R, L = app.live; if (L.title) { const t = L.title.join("  ·  "); setText(title, t); title.title = t; }
     if (!R) return; const c = R.bl.counts(), rate = R.rate();
     setText(st.step, `step ${R.step}`); setText(st.of, (R.event !== null ? ` event ${R.event}` : "") + (R.steps > R.step ? ` of ${R.steps}` : "")); setText(st.req, `requests ${R.done()}/${Math.max(app.numRequests(), R.ids.length)} done`); setText(st.rate, isFinite(rate) ? `${sig(rate)} tok/s ${R.meta.clock}` : ""); st.rate.title = "Output tokens a second over the last 20 steps"; setText(st.kv, c.total ? `KV ${percent(c.used / c.total)}` : ""); st.kv.title = `${c.used} of ${c.total} blocks in use; cached blocks count as free`;
-    if (document.activeElement !== scrub || seekTo === null) { scrub.max = R.steps; scrub.value = R.step; } scrub.setAttribute("aria-valuetext", `step ${R.step} of ${R.steps}`); scrub.style.setProperty("--done", R.steps ? (100 * R.step / R.steps) + "%" : "0%");
+    if (document.activeElement !== scrub || seekTo === null) { scrub.max = R.steps; scrub.value = R.step; } setAttr(scrub, "aria-valuetext", `step ${R.step} of ${R.steps}`);
     hint.hidden = R.steps > 0 || !!L.loading; root.classList.toggle("cb-past", R.step < R.steps);
     const i = R.step - 1; if (i >= 0 && views) { setText(utilText, views.sv.text(i)); utilText.title = `${R.meta.clock === "modelled" ? "Modelled" : "Achieved"}, ${app.utilOf}: ${utilText.textContent}`; } else setText(utilText, "");
   }
   function paintWords() { clearTimeout(domTimer); domTimer = 0; domAt = performance.now(); if (app.R) for (const k in words) words[k].draw(); }
   function flush() {
     raf = 0; if (dead || !app.R || !views) return; ack();      // credit goes back when the frame starts: the kernel works while we paint
-    if (app.advanced) { app.advanced = false; views.tv.advance(); views.bv.f.du = true; views.sv.advance(app.wasReset); app.wasReset = false; paintHead(); const now = performance.now(), gap = app.live.playing ? Math.max(80, 4 * (app.wordsCost || 0)) : 0; if (now - domAt >= gap) { paintWords(); app.wordsCost = performance.now() - now; } else if (!domTimer) domTimer = setTimeout(() => { paintWords(); app.dirty(); }, gap - (now - domAt)); }
+    const t0 = performance.now(), fast = app.live.playing && t0 - app.lastPicture < 150; if (app.advanced) app.lastPicture = t0;
+    if (app.advanced) {       // the pictures in every frame; words as often as they can be read, and never for more than a fifth of the time
+      app.advanced = false; views.tv.advance(); views.bv.f.du = true; views.sv.advance(app.wasReset); app.wasReset = false; bar.dirty = true; const gap = fast ? Math.max(200, 5 * (app.wordsCost || 0)) : 0, left = gap - (t0 - domAt);
+      if (left <= 0) { clearTimeout(domTimer); domTimer = 0; paintHead(); paintWords(); app.wordsCost = performance.now() - t0; } else if (!domTimer) domTimer = setTimeout(() => { paintHead(); paintWords(); app.dirty(); }, left);
+    }
     const a = views.tv.f.flush(), b = views.bv.f.flush(); views.sv.f.flush(); bar.paint(); if (a || b) app.frames++;
-    const now = performance.now(); if (now - sumAt > 2000) { sumAt = now; views.tv.f.under.setAttribute("aria-label", views.tv.summary()); views.bv.f.under.setAttribute("aria-label", views.bv.summary()); }
+    if (t0 - sumAt > 2000) { sumAt = t0; views.tv.f.under.setAttribute("aria-label", views.tv.summary()); views.bv.f.under.setAttribute("aria-label", views.bv.summary()); }
   }
   // messages -------------------------------------------------------------------------------------------------------------
   async function picture(m, bufs) {
@@ -159,5 +163,5 @@ export async function render({ model, el, Plotly }) {
     },
     frames: () => app.frames, text: (id) => { const r = app.R.index.get(id); return app.R.out[r].text.slice(0, app.R.rows[r] ? app.R.rows[r].outputs : 0).join(""); }, idle: () => chain.then(now), app,
   };
-  return () => { dead = true; cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } root.remove(); };
+  return () => { dead = true; cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); bar.ro.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } root.remove(); };
 }

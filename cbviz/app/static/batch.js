@@ -2,11 +2,11 @@
 import { cut } from "./format.js";
 export const KINDS = ["prefill", "decode", "recompute", "padded"];
 export class BatchBar {
-  constructor(canvas, app) { this.c = canvas; this.app = app; this.dirty = true; canvas.addEventListener("click", (e) => { const k = this.at(e); if (k) app.select(k.r); }); canvas.addEventListener("mousemove", (e) => { const k = this.at(e); canvas.title = k ? `${app.R.id(k.r)}: ${k.n} ${KINDS[k.kind]}, positions ${k.start}–${k.start + k.n - 1}` : ""; }); }
+  constructor(canvas, app) { this.c = canvas; this.app = app; this.dirty = true; this.w = this.h = 0; this.ro = new ResizeObserver((e) => { this.w = e[0].contentRect.width; this.h = e[0].contentRect.height; this.dirty = true; app.dirty(); }); this.ro.observe(canvas); canvas.addEventListener("click", (e) => { const k = this.at(e); if (k) app.select(k.r); }); canvas.addEventListener("mousemove", (e) => { const k = this.at(e); canvas.title = k ? `${app.R.id(k.r)}: ${k.n} ${KINDS[k.kind]}, positions ${k.start}–${k.start + k.n - 1}` : ""; }); }
   at(e) { const x = e.offsetX; return (this.hit || []).find((h) => x >= h.xa && x < h.xb)?.k ?? null; }
   sums() { const s = [0, 0, 0, 0]; for (const k of this.app.R.chunks) s[k.kind] += k.n; s[3] += this.app.R.pad; return s; }
   paint() {
-    if (!this.dirty) return; this.dirty = false; const { R, th } = this.app, c = this.c, dpr = devicePixelRatio || 1, w = c.clientWidth, h = c.clientHeight; if (!w) { this.dirty = true; return; }
+    if (!this.dirty) return; this.dirty = false; const { R, th } = this.app, c = this.c, dpr = devicePixelRatio || 1, { w, h } = this; if (!w) { this.dirty = true; return; }
     if (c.width !== Math.round(w * dpr) || c.height !== Math.round(h * dpr)) { c.width = Math.round(w * dpr); c.height = Math.round(h * dpr); }
     const x = c.getContext("2d"); x.setTransform(dpr, 0, 0, dpr, 0, 0); x.clearRect(0, 0, w, h);
     const total = R.chunks.reduce((a, k) => a + k.n, 0) + R.pad, top = Math.max(total, Math.min(R.config.budget || 0, Math.max(4 * total, 32)) || 1), bar = h - 7; this.hit = [];
@@ -19,7 +19,7 @@ export class BatchBar {
       if (xb - xa >= 22) { x.fillStyle = th.own.ink[k.r & 255]; x.fillText(cut(R.id(k.r), Math.floor((xb - xa) / 7)), (xa + xb - g) / 2, bar / 2 + 0.5); }
     }
     if (R.pad) { const xa = px(at), xb = px(at + R.pad); x.fillStyle = th.state.padded[0]; x.fillRect(xa, 0, Math.max(1, xb - xa), bar); x.fillRect(xa, bar + 2, Math.max(1, xb - xa), 5); }
-    this.top = top; c.setAttribute("aria-label", this.summary());
+    this.top = top; const now = performance.now(); if (!(now - this.said < 2000)) { this.said = now; c.setAttribute("aria-label", this.summary()); }
   }
   summary() { const s = this.sums(), n = s.reduce((a, b) => a + b, 0); return n ? `Batch of step ${this.app.R.step}: ${n} tokens of ${this.app.R.chunks.length} requests; ` + KINDS.map((k, i) => `${s[i]} ${k}`).join(", ") : "No batch"; }
 }

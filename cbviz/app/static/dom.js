@@ -9,11 +9,13 @@ export function icon(d, size = 14) { const s = document.createElementNS(SVG, "sv
 export const ICON = { reset: "M3 3h2v10H3zM13 3v10L6 8z", back: "M11 3v10L4 8z", play: "M4 2.5v11l9.5-5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", step: "M3 3v10l7-5zM11 3h2v10h-2z", end: "M2 3v10l5-5zM7 3v10l5-5zM12 3h2v10h-2z", save: "M7 2h2v6h3l-4 4-4-4h3zM2 13h12v1.5H2z", max: "M2 2h5v2H4v3H2zM9 2h5v5h-2V4H9zM2 9h2v3h3v2H2zM12 9h2v5H9v-2h3z", fit: "M2 2h12v12H2zM3.5 3.5v9h9v-9zM6 6h4v4H6z" };
 // Makes `host` hold one child a key, in order; `make(item)` builds it, `update(node, item)` refreshes it. Nodes that stay are not touched.
 export function sync(host, items, keyOf, make, update) {
-  const had = host._keys || (host._keys = new Map()), seen = new Set(); let at = host.firstChild;
-  for (const item of items) {
-    const k = keyOf(item); let n = had.get(k); if (!n) { n = make(item); had.set(k, n); } seen.add(k); if (update) update(n, item);
+  const had = host._keys || (host._keys = new Map()), keys = items.map(keyOf), keep = new Set(keys); for (const [k, n] of had) if (!keep.has(k)) { n.remove(); had.delete(k); }      // first, so that the rest need not move
+  let at = host.firstChild;
+  items.forEach((item, i) => {
+    let n = had.get(keys[i]); if (!n) { n = make(item); had.set(keys[i], n); }
+    if (update) update(n, item);
     if (n === at) at = at.nextSibling; else host.insertBefore(n, at);
-  }
-  for (const [k, n] of had) if (!seen.has(k)) { n.remove(); had.delete(k); }
+  });
 }
 export const setText = (n, s) => { if (n.textContent !== s) n.textContent = s; };
+export const setAttr = (n, k, v) => { if (n.getAttribute(k) !== v) n.setAttribute(k, v); };

@@ -35,7 +35,8 @@ export class Frame {
     on(window, "mouseup", (e) => { if (down && Math.hypot(e.clientX - down.x, e.clientY - down.y) < 4 && e.timeStamp - down.t < 600 && e.detail < 2) { const p = this.pick(e); if (p && this.o.click) this.o.click(p); } down = null; }, true);
     on(this.root, "keydown", (e) => { if (e.target === this.root && this.o.key && this.root.matches(":focus-visible") && this.o.key(e)) { e.preventDefault(); e.stopPropagation(); } });
     on(this.root, "focus", () => { this.dov = true; this.o.dirty(); }); on(this.root, "blur", () => { this.dov = true; this.o.dirty(); });
-    this.ro = new ResizeObserver(() => { if (this.dead || !this.root.clientWidth) return; clearTimeout(this.rt); this.rt = setTimeout(() => { if (this.dead) return; if (this.o.resized) this.o.resized(this); this.Plotly.Plots.resize(this.gd); }, 30); }); this.ro.observe(this.root);
+    this.cw = this.gd.clientWidth; this.ch = this.gd.clientHeight;      // remembered: reading them in a frame would force a layout
+    this.ro = new ResizeObserver(() => { this.cw = this.gd.clientWidth; this.ch = this.gd.clientHeight; if (this.dead || !this.cw) return; clearTimeout(this.rt); this.rt = setTimeout(() => { if (this.dead) return; if (this.o.resized) this.o.resized(this); this.Plotly.Plots.resize(this.gd); }, 30); }); this.ro.observe(this.root);
     const watch = () => { this.mq = matchMedia(`(resolution: ${devicePixelRatio}dppx)`); this.mq.addEventListener("change", () => { if (!this.dead) { mark(); watch(); } }, { once: true }); }; watch();
     mark();
   }
@@ -44,10 +45,10 @@ export class Frame {
   // Integers of device pixels, so that the canvas is never blurred and lies exactly under the plot area.
   geom() {
     const fl = this.gd._fullLayout, s = fl._size, dpr = window.devicePixelRatio || 1, X = Math.round(s.l * dpr), Y = Math.round(s.t * dpr), W = Math.max(1, Math.round((s.l + s.w) * dpr) - X), H = Math.max(1, Math.round((s.t + s.h) * dpr) - Y), x = fl.xaxis.range, y = fl.yaxis.range;
-    return { dpr, X, Y, W, H, l: s.l, t: s.t, w: s.w, h: s.h, cw: this.gd.clientWidth, ch: this.gd.clientHeight, x0: +x[0], x1: +x[1], y0: +y[1], y1: +y[0], sx: s.w / (x[1] - x[0]), sy: s.h / (y[0] - y[1]) };
+    return { dpr, X, Y, W, H, l: s.l, t: s.t, w: s.w, h: s.h, cw: this.cw, ch: this.ch, x0: +x[0], x1: +x[1], y0: +y[1], y1: +y[0], sx: s.w / (x[1] - x[0]), sy: s.h / (y[0] - y[1]) };
   }
   flush() {                                  // called from the page's single requestAnimationFrame; true if something was painted
-    if (!this.ready || !(this.du || this.dov) || !this.root.clientWidth) return false;
+    if (!this.ready || !(this.du || this.dov) || !this.cw) return false;
     const g = this.geom();
     if (this.du) {
       if (this.o.paint) {

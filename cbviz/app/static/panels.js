@@ -3,10 +3,10 @@ import { STATES, STATE_TEXT } from "./color.js";
 import { CACHED } from "./store.js";
 import { KINDS } from "./batch.js";
 import { nf, seconds, sig, percent, plural, cut } from "./format.js";
-import { h, sync, setText } from "./dom.js";
+import { h, sync, setText, setAttr } from "./dom.js";
 
 export function chip(app, r, extra = "") { const b = h("button", { type: "button", class: "cb-chip " + extra, "data-request": app.R.id(r), onclick: () => app.select(app.sel === r ? -1 : r) }, h("i", { "aria-hidden": "true" }), h("span", { text: app.R.id(r) })); return paintChip(app, b, r); }
-function paintChip(app, b, r) { b.style.setProperty("--own", app.th.own.css[r & 255]); b.setAttribute("aria-pressed", String(app.sel === r)); const q = app.R.rows[r]; b.title = q ? `${app.R.id(r)}: ${STATE_TEXT[STATES[q.code]]}` : app.R.id(r); return b; }
+function paintChip(app, b, r) { const q = app.R.rows[r], key = `${app.th.dark}${app.sel === r}${q ? q.code : ""}${r}`; if (b._key === key) return b; b._key = key; b.style.setProperty("--own", app.th.own.css[r & 255]); b.setAttribute("aria-pressed", String(app.sel === r)); b.title = q ? `${app.R.id(r)}: ${STATE_TEXT[STATES[q.code]]}` : app.R.id(r); return b; }
 const chips = (app, host, list, most = 48) => { const over = list.length - most; sync(host, list.slice(0, most), (r) => app.R.id(r), (r) => chip(app, r), (n, r) => paintChip(app, n, r)); setText(host._more || (host._more = host.parentNode.appendChild(h("span", { class: "cb-more" }))), over > 0 ? `and ${nf.format(over)} more` : ""); };
 
 export function waitText(app, r) {
@@ -35,8 +35,8 @@ export class TablePanel {
     sync(this.facts, facts, (f) => f[0], fact, fill);
     const bl = R.bl, list = Array.from(q.blocks.slice(0, 400), (b, k) => [k, b]);
     sync(this.cells, list, (c) => c[0] + ">" + c[1], ([k, b]) => h("span", { class: "cb-cell" }, h("i", { text: k + ">" }), h("b", { text: b ? String(b) : "null" }), h("em")), (n, [k, b]) => {
-      const refs = bl.refs(b), full = bl.fill(b) >= bl.size; n.classList.toggle("cb-shared", refs > 1); n.classList.toggle("cb-changed", !!bl.marked[b]); n.style.setProperty("--fill", Math.round(100 * Math.min(1, Math.max(0, (q.computed - k * bl.size) / bl.size))) + "%"); setText(n.lastChild, refs > 1 ? `×${refs}` : "");
-      n.title = `tokens ${k * bl.size}–${(k + 1) * bl.size - 1} stand in block ${b}` + (refs > 1 ? `, shared by ${refs} requests` : "") + (full ? "" : ", not full") + (bl.flags(b) & CACHED ? ", can be found by its hash" : "");
+      const refs = bl.refs(b), full = bl.fill(b) >= bl.size; n.classList.toggle("cb-shared", refs > 1); n.classList.toggle("cb-changed", !!bl.marked[b]); const part = Math.round(100 * Math.min(1, Math.max(0, (q.computed - k * bl.size) / bl.size))) + "%"; if (n._part !== part) { n._part = part; n.style.setProperty("--fill", part); } setText(n.lastChild, refs > 1 ? `×${refs}` : "");
+      setAttr(n, "title", `tokens ${k * bl.size}–${(k + 1) * bl.size - 1} stand in block ${b}` + (refs > 1 ? `, shared by ${refs} requests` : "") + (full ? "" : ", not full") + (bl.flags(b) & CACHED ? ", can be found by its hash" : ""));
     });
   }
 }
@@ -56,9 +56,9 @@ function sentence(app, text, ids) {
 export class WhyPanel {
   constructor(host, app, title) { this.app = app; this.title = title; this.list = h("ol", { class: "cb-sentences" }); this.none = h("p", { class: "cb-empty" }); host.append(this.none, this.list); }
   draw() {
-    const w = this.app.why, R = this.app.R; setText(this.title, R.step ? `Why, step ${nf.format(R.step)}` : "Why"); const late = !w || w.step !== R.step;
-    setText(this.none, !R.step ? "Each step is explained here: who was admitted, who waits and for what, who was preempted and why." : late ? "" : w.items.length ? "" : "Nothing was decided in this step but to go on."); this.none.hidden = !this.none.textContent;
-    if (!R.step) { this.list.replaceChildren(); this.key = ""; return; }
+    const w = this.app.why, R = this.app.R; const late = !w || w.step !== R.step; setText(this.title, !R.step ? "Why" : `Why, step ${nf.format(late && this.key ? this.w.step : R.step)}`);
+    setText(this.none, !R.step ? "Each step is explained here: who was admitted, who waits and for what, who was preempted and why." : late || w.items.length ? "" : "Nothing was decided in this step but to go on."); this.none.hidden = !this.none.textContent;
+    if (!R.step) { this.list.replaceChildren(); this.key = ""; this.w = null; return; }
     if (late) return; const key = `${w.step}:${w.items.length}:${R.event}`; if (this.key === key && this.w === w) return; this.key = key; this.w = w;
     this.list.replaceChildren(...w.items.map((s) => h("li", { class: "cb-s-" + (KIND_CLASS[s.kind] ?? "plain"), "data-kind": s.kind }, ...sentence(this.app, s.text, s.ids))));
   }
@@ -80,7 +80,7 @@ export class MetricsPanel {
 }
 
 export class TextPanel {
-  constructor(host, app, most = 40, window = 400) { Object.assign(this, { app, most, window }); this.host = h("div", { class: "cb-texts" }); this.none = h("p", { class: "cb-empty", text: "The words of each request appear here as it is served." }); this.more = h("p", { class: "cb-note" }); host.append(this.none, this.host, this.more); }
+  constructor(host, app, most = 24) { Object.assign(this, { app, most }); this.host = h("div", { class: "cb-texts" }); this.none = h("p", { class: "cb-empty", text: "The words of each request appear here as it is served." }); this.more = h("p", { class: "cb-note" }); host.append(this.none, this.host, this.more); }
   draw() {
     const { R, sel } = this.app, by = { running: [], preempted: [], waiting: [], finished: [], refused: [] };
     R.rows.forEach((q, r) => { if (q) (q.outputs || q.status === "running" || r === sel ? by[q.status] : by.refused).push(r); });
@@ -90,8 +90,8 @@ export class TextPanel {
   }
   make(r) { const said = h("div", { class: "cb-words" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said))); n._said = said; n._from = 0; n._n = 0; n._new = []; return n; }
   row(n, r) {
-    const { R, sel, th } = this.app, q = R.rows[r], o = R.out[r], want = q.outputs, said = n._said; n.firstChild.style.setProperty("--own", th.own.css[r & 255]); n.firstChild.setAttribute("aria-pressed", String(r === sel)); n.classList.toggle("cb-picked", r === sel); n.setAttribute("data-state", STATES[q.code]);
-    const from = Math.max(0, Math.floor((want - this.window) / 100) * 100);
+    const { R, sel } = this.app, q = R.rows[r], o = R.out[r], want = q.outputs, said = n._said; paintChip(this.app, n.firstChild, r); n.classList.toggle("cb-picked", r === sel); setAttr(n, "data-state", STATES[q.code]);
+    const whole = r === sel || this.app.isBig("tokens"), window = whole ? 2000 : 80, from = Math.max(0, Math.floor((want - window) / 40) * 40);      // two lines are shown of the others
     if (n._run !== R || from !== n._from || want < n._from) { said.replaceChildren(); n._from = n._n = from; n._run = R; n._new = []; if (from) said.append(h("span", { class: "cb-note", text: "… " })); }
     while (n._n > want) { said.lastChild.remove(); n._n--; }
     for (; n._n < want; n._n++) said.append(h("span", { text: o.text[n._n], title: `token ${n._n + 1}, step ${o.step[n._n]}` }));
@@ -104,7 +104,7 @@ export class BatchPanel {
   constructor(host, app, bar, title) { Object.assign(this, { app, bar, title }); this.sums = h("div", { class: "cb-sums" }); this.rows = h("div", { class: "cb-batchrows" }); host.append(bar.c, this.sums, this.rows); }
   draw() {
     const { R } = this.app, s = this.bar.sums(), total = s.reduce((a, b) => a + b, 0); this.bar.dirty = true; setText(this.title, R.step ? `${plural(total, "token")}${R.config.budget ? ` of ${nf.format(R.config.budget)}` : ""}, ${plural(R.chunks.length, "request")}` : "");
-    sync(this.sums, KINDS.map((k, i) => [k, s[i]]).filter((x) => R.step && (x[1] || x[0] === "prefill" || x[0] === "decode")), (x) => x[0], ([k]) => h("span", { class: "cb-sum" }, h("i", { "data-kind": k, "aria-hidden": "true" }), h("b"), h("span", { text: " " + k })), (n, x) => { n.firstChild.style.background = this.app.th.state[x[0]][0]; setText(n.childNodes[1], nf.format(x[1])); });
-    sync(this.rows, R.chunks.slice(0, 40), (k) => R.id(k.r), (k) => h("div", { class: "cb-batchrow" }, chip(this.app, k.r), h("i", { "aria-hidden": "true" }), h("span")), (n, k) => { paintChip(this.app, n.firstChild, k.r); n.childNodes[1].style.background = this.app.th.state[KINDS[k.kind]][0]; setText(n.lastChild, `${nf.format(k.n)} ${KINDS[k.kind]}, ${k.n > 1 ? `positions ${k.start}–${k.start + k.n - 1}` : `position ${k.start}`}`); });
+    sync(this.sums, KINDS.map((k, i) => [k, s[i]]).filter((x) => R.step && (x[1] || x[0] === "prefill" || x[0] === "decode")), (x) => x[0], ([k]) => h("span", { class: "cb-sum" }, h("i", { "data-kind": k, "aria-hidden": "true" }), h("b"), h("span", { text: " " + k })), (n, x) => { const c = this.app.th.state[x[0]][0]; if (n._c !== c) { n._c = c; n.firstChild.style.background = c; } setText(n.childNodes[1], nf.format(x[1])); });
+    sync(this.rows, R.chunks.slice(0, 24), (k) => R.id(k.r), (k) => h("div", { class: "cb-batchrow" }, chip(this.app, k.r), h("i", { "aria-hidden": "true" }), h("span")), (n, k) => { paintChip(this.app, n.firstChild, k.r); const c = this.app.th.state[KINDS[k.kind]][0]; if (n._c !== c) { n._c = c; n.childNodes[1].style.background = c; } setText(n.lastChild, `${nf.format(k.n)} ${KINDS[k.kind]}, ${k.n > 1 ? `positions ${k.start}–${k.start + k.n - 1}` : `position ${k.start}`}`); });
   }
 }
