@@ -5,7 +5,7 @@ answers each with one on the real stdout (whatever else is printed goes to stder
 
     {"op": "hello"}                                   -> {"vllm": version}
     {"op": "play", "config": ..., "requests": ...}    -> a recording: the two, and `steps`, `finish`, `num_preemptions`
-    {"op": "decode", "num_seqs": n, "context": c, ...} -> {}: n requests of c prompt tokens each, prefilled, one decode step each behind them
+    {"op": "decode", "config": ..., "context": c}     -> {}: `max_num_seqs` requests, prefilled (`decode_prompts`)
     {"op": "time", "steps": k}                        -> {"schedule_s": [...], "update_s": [...]}, k decode steps of these
 
 An exception is answered with {"error": text}. Formats are those of the recordings (`cbviz.conform`).
@@ -21,7 +21,7 @@ import tempfile
 from time import perf_counter
 from typing import Any
 
-os.environ.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_TARGET_DEVICE="cpu", OMP_NUM_THREADS="1")
+QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
 
 class Peer:
@@ -142,26 +142,36 @@ def play(peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max
         finish.update((i, known[i].status.name) for i in row["finished"])
         row["free_blocks_after"] = pool.get_num_free_blocks()
         steps.append(row)
-    return {"engine": f"vllm {peer.version}", "config": config, "requests": requests, "finish": finish, "num_preemptions": {i: r.num_preemptions for i, r in known.items() if r.num_preemptions},
-            "complete": not s.has_unfinished_requests(), "steps": steps}
+    preemptions = {i: r.num_preemptions for i, r in known.items() if r.num_preemptions}
+    return {"engine": f"vllm {peer.version}", "config": config, "requests": requests, "finish": finish, "num_preemptions": preemptions, "complete": not s.has_unfinished_requests(),
+            "steps": steps}
+
+
+def decode_config(num_seqs: int, context: int, num_blocks: int, block_size: int) -> dict[str, Any]:
+    """What the decode measurement runs under: one step prefills everybody, and nobody ends."""
+    return {"block_size": block_size, "num_blocks": num_blocks, "max_num_seqs": num_seqs, "max_num_batched_tokens": num_seqs * (context + block_size),
+            "max_model_len": context + 4096, "enable_chunked_prefill": True, "enable_prefix_caching": True, "policy": "fcfs", "long_prefill_token_threshold": 0,
+            "scheduler_reserve_full_isl": True, "sliding_window": 0, "watermark": 0.0}
+
+
+def decode_prompts(num_seqs: int, context: int, block_size: int) -> list[list[int]]:
+    """Prompts around `context` tokens. They share their first quarter, as under one system prompt, and their lengths are spread over a block, so that each step
+    fills 1 / block_size of the blocks."""
+    return [[(p * 31) % 4096 if p < context // 4 else (i * 7919 + p) % 4096 for p in range(context - block_size // 2 + i % block_size)] for i in range(num_seqs)]
 
 
 class Decode:
-    """`num_seqs` running requests, each at `context` tokens, ready for decode steps. Their outputs never end."""
+    """All seats running, every request at about `context` tokens, ready for decode steps."""
 
-    def __init__(self, peer: Peer, m: dict[str, Any]) -> None:
-        config = {"block_size": m["block_size"], "num_blocks": m["num_blocks"], "max_num_seqs": m["num_seqs"], "max_num_batched_tokens": m["num_seqs"] * m["context"],
-                  "max_model_len": m["max_model_len"], "enable_chunked_prefill": True, "enable_prefix_caching": True, "policy": "fcfs", "long_prefill_token_threshold": 0,
-                  "scheduler_reserve_full_isl": True, "sliding_window": 0, "watermark": 0.0}
+    def __init__(self, peer: Peer, config: dict[str, Any], context: int) -> None:
         self.scheduler = s = peer.scheduler(config)
-        self.order = {}
-        for i in range(m["num_seqs"]):
-            q = {"id": f"r{i}", "prompt_token_ids": [(i * 7919 + p) % 4096 for p in range(m["context"])], "max_tokens": m["max_model_len"] - m["context"]}
-            self.order[q["id"]] = i
-            s.add_request(peer.request(s, i, q))
-        for _ in range(2):
-            plan = s.schedule()
-            s.update_from_output(plan, execute(s, plan, self.order))
+        self.order: dict[str, int] = {}
+        for i, prompt in enumerate(decode_prompts(config["max_num_seqs"], context, config["block_size"])):
+            self.order[f"r{i}"] = i
+            s.add_request(peer.request(s, i, {"id": f"r{i}", "prompt_token_ids": prompt, "max_tokens": 4000}))
+        plan = s.schedule()
+        s.update_from_output(plan, execute(s, plan, self.order))
+        assert len(s.running) == len(self.order), f"{len(s.running)} of {len(self.order)} requests run"
 
     def time(self, steps: int) -> dict[str, Any]:
         s, schedule_s, update_s = self.scheduler, [], []
@@ -181,6 +191,7 @@ class Decode:
 
 
 def main() -> None:
+    os.environ.update(QUIET)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints to stdout must not end up between the answers
     peer: Peer | None = None
@@ -196,7 +207,7 @@ def main() -> None:
                 answer = play(peer, m["config"], m["requests"], m.get("max_steps", 5000))
             elif m["op"] == "decode":
                 decode = None
-                decode = Decode(peer, m)
+                decode = Decode(peer, m["config"], m["context"])
             elif m["op"] == "time":
                 assert decode is not None, "'decode' comes before 'time'"
                 answer = decode.time(m["steps"])

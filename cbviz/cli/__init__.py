@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cbviz.cli import compare, machine, run, terminal
+from cbviz.cli import bench, compare, machine, run, terminal
 
 app = typer.Typer(
     name="cbviz", help="A debugger for LLM serving: step a real engine through continuous batching, see what each iteration did, and why.",
@@ -22,7 +22,12 @@ for command in (machine.explore, machine.lab, run.run, compare.compare, run.show
     app.command()(command)
 for command in (machine.pull, machine.list_, machine.plan):
     models.command(command.__name__.rstrip("_"))(command)
+benches = typer.Typer(name="bench", help="Measure, against other people's software where it is there; without a name, everything.", rich_markup_mode=None)
+benches.callback(invoke_without_command=True)(bench.everything)
+for command in (bench.scheduler, bench.record):
+    benches.command()(command)
 app.add_typer(models)
+app.add_typer(benches)
 
 
 @app.callback(invoke_without_command=True)
