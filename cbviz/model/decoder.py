@@ -20,6 +20,8 @@ from cbviz.model.kv_store import KVStore
 from cbviz.model.ops import Batch, OpSet
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+_MLP_ROWS = 1024
+"""Tokens whose MLP is computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,9 @@ class Decoder:
             y = ops.attention(turned[:, :c.num_heads], kv.layers[i], batch, scale, self.windows[i])
             y = ops.linear(y.reshape(num_tokens, c.q_size), layer.o, layer.o_bias)
             x, residual = ops.add_rms_norm(y, residual, layer.mlp_norm, c.rms_norm_eps)
-            y = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+            # Rows of the MLP are independent: slabs bound its memory, the largest of a step.
+            slabs = [ops.linear(ops.silu_mul(ops.linear(s, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias) for s in x.split(_MLP_ROWS)]
+            y = slabs[0] if len(slabs) == 1 else torch.cat(slabs)
             if i + 1 == c.num_layers:
                 # Only rows that sample go through the last norm and the head.
                 x, _ = ops.add_rms_norm(y[sample_rows], residual[sample_rows], w.norm, c.rms_norm_eps)

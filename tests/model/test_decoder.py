@@ -61,6 +61,13 @@ def test_window_of_the_engine_is_laid_over_the_models_own(tiny: Any, feed: Any) 
         torch.testing.assert_close(in_pieces, narrow, atol=1e-4, rtol=1e-4)
 
 
+def test_mlp_in_slabs_is_the_same(tiny: Any, feed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama-biases")
+    monkeypatch.setattr("cbviz.model.decoder._MLP_ROWS", 7)
+    (logits,) = feed(model.ours.decoder(ops.pick("cpu", "cpu")), [ids(40)], block_size=16, pieces=lambda rng: 40)
+    torch.testing.assert_close(logits, model.expected(ids(40)), atol=1e-4, rtol=1e-4)
+
+
 def test_only_asked_rows_yield_logits(tiny: Any) -> None:
     decoder = tiny("llama").ours.decoder(ops.pick("cpu", "cpu"))
     c = decoder.config
