@@ -18,6 +18,24 @@ class RequestError(ValueError):
     """A request cannot be taken. The message names the field, the value and the limit."""
 
 
+def _whole(who: str, field: str, value: Any, least: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{who}{field} must be a whole number, got {value!r:.80}")
+    if least is not None and value < least:
+        raise RequestError(f"{who}{field} is {value}, the least is {least}")
+
+
+def _number(who: str, field: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"{who}{field} must be a number, got {value!r:.80}")
+
+
+def _seconds(who: str, field: str, value: Any) -> None:
+    _number(who, field, value)
+    if not math.isfinite(value) or value < 0:
+        raise RequestError(f"{who}{field} is {value}, it must be a finite number of seconds, 0 or more")
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a token is chosen from the logits. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch these off."""
 
@@ -30,6 +48,15 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for field in ("temperature", "top_p"):
+            _number("", field, getattr(self, field))
+        _whole("", "top_k", self.top_k)
+        if self.seed is not None:
+            _whole("", "seed", self.seed)
+        if not isinstance(self.stop_token_ids, tuple) or any(isinstance(t, bool) or not isinstance(t, int) for t in self.stop_token_ids):
+            raise RequestError(f"stop_token_ids must be a tuple of token ids, got {self.stop_token_ids!r:.80}")
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r:.80}")
         if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
             raise RequestError(f"temperature is {self.temperature}, it must lie in 0..100")
         if self.top_k < 0:
@@ -60,18 +87,28 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.request_id, str):
+            raise RequestError(f"request_id must be text, got {self.request_id!r:.80}")
         if not self.request_id:
             raise RequestError("request_id is empty")
+        who = f"{self.request_id}: "
+        if not isinstance(self.prompt_token_ids, tuple):
+            raise RequestError(f"{who}prompt_token_ids must be a tuple of token ids, got {self.prompt_token_ids!r:.80}")
         if not self.prompt_token_ids:
-            raise RequestError(f"{self.request_id}: the prompt is empty; it needs at least 1 token")
-        if self.max_tokens < 1:
-            raise RequestError(f"{self.request_id}: max_tokens is {self.max_tokens}, the least is 1")
-        if not math.isfinite(self.arrival_s) or self.arrival_s < 0:
-            raise RequestError(f"{self.request_id}: arrival_s is {self.arrival_s}, it must be a finite number of seconds, 0 or more")
-        if self.arrival_step is not None and self.arrival_step < 0:
-            raise RequestError(f"{self.request_id}: arrival_step is {self.arrival_step}, the least is 0")
-        if self.output_len is not None and self.output_len < 1:
-            raise RequestError(f"{self.request_id}: output_len is {self.output_len}, the least is 1")
+            raise RequestError(f"{who}the prompt is empty; it needs at least 1 token")
+        _whole(who, "max_tokens", self.max_tokens, 1)
+        _seconds(who, "arrival_s", self.arrival_s)
+        _whole(who, "priority", self.priority)
+        if self.arrival_step is not None:
+            _whole(who, "arrival_step", self.arrival_step, 0)
+        if self.output_len is not None:
+            _whole(who, "output_len", self.output_len, 1)
+        for field in ("deadline_s", "ttft_slo_s", "tpot_slo_s"):
+            if (value := getattr(self, field)) is not None:
+                _seconds(who, field, value)
+        if not isinstance(self.sampling, Sampling):
+            raise RequestError(f"{who}sampling must be a Sampling, got {self.sampling!r:.80}")
+
 
 
 class Chunk:
