@@ -7,9 +7,13 @@ first touched (PEP 562), so that `import cbviz` costs a few milliseconds and loa
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Read by OpenMP when torch is loaded. On a machine that others use too, threads that spin while they wait make a step several times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from cbviz import views

@@ -17,6 +17,7 @@ HEAVY = ("model", "browser", "slow", "gpu")
 
 # Two cores are the smallest machine that this is meant for; more threads than that make the figures depend on the machine. Read by torch when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Nothing may ask a hub for anything: what a test needs is on the disk.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
