@@ -21,6 +21,7 @@ from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, M
 from cbviz.core.policy import get_policy
 from cbviz.cost import calibrate, devices, models
 from cbviz.core.replay import ReplayError
+from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord
 from cbviz.runners.base import Runner
@@ -57,8 +58,12 @@ class Session:
         devices.get(asked.modelled_device)
         if asked.clock == "measured" and (runner == "sim" or getattr(runner, "simulated", False)):
             raise ConfigError(f"clock is 'measured', but runner {self.runner_name} computes nothing whose time could be measured: leave clock empty or 'modelled'")
+        if not isinstance(model, str):
+            raise ConfigError(f"model must be a name or a path, got {model!r:.80}")
         if isinstance(workload, (str, Path)):
             workloads.check(workload, **self.workload_params)
+        elif workload is not None and not isinstance(workload, Sequence):
+            raise ConfigError(f"workload is {workload!r:.80}, it must be a preset's name, a file, a list of RequestSpec, or None")
         loaded: Any = None
         if runner == "torch":
             loaded = _load_model(model, asked.device, progress)
@@ -67,6 +72,8 @@ class Session:
             spec = models.get(model)
         elif isinstance(runner, str):
             raise ConfigError(f"runner is {runner!r}, it must be one of {', '.join(RUNNERS[:2])} (a taped run: Session.from_tape)")
+        elif not hasattr(runner, "execute"):
+            raise ConfigError(f"runner must be {', '.join(RUNNERS[:2])} or a Runner, got {runner!r:.80}")
         else:
             spec = runner.spec
         if asked.clock is None:
@@ -113,7 +120,8 @@ class Session:
         spec = models.get(trace.header.model or "smollm2")
         tokens = {r.request_id: r.output_token_ids for r in end.by_index}
         runner = TapeRunner(spec, tokens, {r.request_id: r.num_prompt_tokens for r in end.by_index})
-        specs = [_with_output_len(s, len(tokens[s.request_id])) for s in trace.specs.values() if tokens.get(s.request_id)]
+        limits = ("length",) if "max_model_len" in changes else ("length", "max_model_len")
+        specs = [_taped(s, len(tokens[s.request_id]), end.requests[s.request_id].finish_reason in limits) for s in trace.specs.values() if tokens.get(s.request_id)]
         if not specs:
             raise ConfigError("this trace holds no request with tokens: there is nothing to run again")
         first = EngineConfig(**{k: v for k, v in trace.header.config.items() if k in CONFIG_FIELDS})
@@ -125,8 +133,8 @@ class Session:
         then only the KV blocks still needed are computed. Raises ReplayError where a recorded step does not come out again."""
         h = trace.header
         config = {k: v for k, v in h.config.items() if k in CONFIG_FIELDS and k != "seed"}
-        preset = h.workload and h.workload != "requests"
-        s = cls(h.workload if preset else [x for x in trace.specs.values()], runner=runner or h.runner, model=h.model, seed=h.config.get("seed", 0), progress=progress, **config)
+        s = cls(h.requests or h.workload or None, runner=runner or h.runner, model=h.model, seed=h.config.get("seed", 0), progress=progress, workload_params=h.workload_params, **config)
+        s.workload_name = h.workload
         s._adopt(trace, len(trace))
         if autosave is not None:
             s.trace.autosave(autosave)
@@ -154,7 +162,7 @@ class Session:
     @property
     def done(self) -> bool:
         """Nothing is left to do (requests may still be added)."""
-        return not self.engine.has_work or bool(self.engine.stuck)
+        return (not self.engine.has_work and self.engine.step_count + 1 not in self._script) or bool(self.engine.stuck)
 
     def state(self) -> State:
         """What is drawn: the state at the cursor. Read only."""
@@ -185,24 +193,46 @@ class Session:
 
     def step(self, n: int = 1) -> StepRecord | None:
         """Runs `n` iterations and shows the last. None if nothing was left to do. An error leaves the engine as it was before the step."""
-        if n < 1:
-            raise ConfigError(f"n is {n}, the least is 1")
-        record = None
-        for _ in range(n):
-            now = self._step()
-            if now is None:
-                break
-            record = now
-        if record is not None:
-            self.cursor = self.trace.last
-            self._changed("step")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ConfigError(f"n is {n!r}, it must be a whole number of steps, 1 or more")
+        record, before = None, len(self.trace)
+        try:
+            for _ in range(n):
+                now = self._step()
+                if now is None:
+                    break
+                record = now
+        finally:
+            self._show_last(before)
         return record
 
+    def _show_last(self, before: int) -> None:
+        """Moves the cursor to the end if steps were made, also where an error or Ctrl-C ended them."""
+        if len(self.trace) != before:
+            self.cursor = self.trace.last
+            self._changed("step")
+
     def _step(self) -> StepRecord | None:
-        record = self.engine.step()
-        if record is not None:
-            self._keep(record)
+        if self._script:
+            self._do_again(self._script.pop(self.engine.step_count + 1, None))
+        with interrupts.held():  # a step that was made is also kept
+            record = self.engine.step()
+            if record is not None:
+                self._keep(record)
         return record
+
+    def _do_again(self, record: StepRecord | None) -> None:
+        """What the user did before this step in the run that this one was forked from."""
+        if record is None:
+            return
+        specs = {x.request_id: x for x in record.arrivals}
+        for i in record.inputs:
+            if i["op"] == "add":
+                self.engine.add(specs[i["request_id"]])
+            elif i["op"] == "abort":
+                self.engine.abort(i["request_id"])
+            else:
+                self.engine.configure(**i["changes"])
 
     def _keep(self, record: StepRecord) -> None:
         tokenizer = self.tokenizer
@@ -232,24 +262,23 @@ class Session:
 
         Raises Stuck if requests wait that can never be admitted.
         """
-        record = None
+        record, before = None, len(self.trace)
         done = 0
-        while max_steps is None or done < max_steps:
-            now = self._step()
-            if now is None:
-                break
-            record, done = now, done + 1
-            if progress is not None:
-                progress(record)
-            if self.engine.stuck:
-                self.cursor = self.trace.last
-                self._changed("step")
-                raise Stuck(self.engine.stuck)
-            if (until is not None and until(record, self.trace.state())) or any(b(record, self.trace.state()) for b in self.breakpoints):
-                break
         self.cursor = self.trace.last
-        if record is not None:
-            self._changed("step")
+        try:
+            while max_steps is None or done < max_steps:
+                now = self._step()
+                if now is None:
+                    break
+                record, done = now, done + 1
+                if progress is not None:
+                    progress(record)
+                if self.engine.stuck:
+                    raise Stuck(self.engine.stuck)
+                if (until is not None and until(record, self.trace.state())) or any(b(record, self.trace.state()) for b in self.breakpoints):
+                    break
+        finally:
+            self._show_last(before)
         return record
 
     # inputs -------------------------------------------------------------------------------------------------------------
@@ -266,6 +295,8 @@ class Session:
                 raise RequestError("the prompt is empty: type some text")
             ids = self._encode(text, chat)
         else:
+            if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+                raise RequestError(f"a prompt is text or a list of token ids, got {prompt!r:.80}")
             ids = [self._token_id(t) for t in prompt]
         if not ids:
             raise RequestError("the prompt is empty; it needs at least 1 token")
@@ -274,8 +305,8 @@ class Session:
             max_tokens = max(1, min(DEFAULT_MAX_TOKENS, limit - len(ids)))
         elif isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
             raise RequestError(f"max_tokens must be a whole number, got {max_tokens!r}")
-        sampling = sampling or Sampling()
-        if ignore_eos:
+        sampling = Sampling() if sampling is None else sampling
+        if ignore_eos and isinstance(sampling, Sampling):
             sampling = msgspec.structs.replace(sampling, ignore_eos=True)
         rid = request_id or self._next_id()
         self.engine.add(RequestSpec(rid, tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text, deadline_s=deadline_s))
@@ -318,6 +349,8 @@ class Session:
     def seek(self, step: int, event: int | None = None) -> None:
         """Moves the cursor: only what is shown changes. `event`: stop inside step `step`, after its first events. Raises IndexError."""
         at = Cursor(step, event)
+        if event is not None and not 0 <= event <= len(self.trace.record(step).events):
+            raise IndexError(f"event {event} is not in step {step}: it has events 0..{len(self.trace.record(step).events)}")
         self.trace.state(at)
         self.cursor = at
         self._changed("seek")
@@ -331,8 +364,14 @@ class Session:
         if not 0 <= step <= len(self.trace):
             raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
         frame = max((k for k in self.trace.digests if k <= step), default=0)
-        self.engine.restore(self.trace.digests[frame].state if frame else self._origin, self._specs(), sync=False)
-        self._replay(self.trace.records[frame:step], self.trace.digests)
+        specs, now = self._specs(), self.engine.snapshot()
+        try:
+            self.engine.restore(self.trace.digests[frame].state if frame else self._origin, specs, sync=False)
+            self._replay(self.trace.records[frame:step], self.trace.digests)
+        except BaseException:
+            self.engine.restore(now, specs)
+            raise
+        self._script.clear()
         self.trace.truncate(step)
         self._sync()
         self._restream()
@@ -377,6 +416,8 @@ class Session:
             new._adopt(self.trace, step)
             if changes:
                 new.engine.configure(**changes)
+        if not (changes or add or remove or prompts):
+            new._script = {r.step: r for r in self.trace.records[step:] if r.inputs}
         for rid in remove:
             new._remove(rid)
         for rid, prompt in (prompts or {}).items():
@@ -397,6 +438,7 @@ class Session:
     def _remove(self, rid: str) -> None:
         if rid in self.engine.pending_ids:
             self.engine.discard(rid)
+            self._own([x for x in self.workload if x.request_id != rid])
         else:
             self.abort(rid)
 
@@ -411,7 +453,13 @@ class Session:
         spec = msgspec.structs.replace(old, prompt_token_ids=tuple(ids), prompt=text)
         self.engine.check_request(spec)
         self.engine.revise(spec)
-        self.workload = [spec if x.request_id == rid else x for x in self.workload]
+        self._own([spec if x.request_id == rid else x for x in self.workload])
+
+    def _own(self, workload: list[RequestSpec]) -> None:
+        """A workload that no preset makes: the trace carries it."""
+        self.workload, self.workload_name, self.workload_params = workload, "requests", {}
+        h = self.trace.header
+        h.workload, h.workload_params, h.requests = self.workload_name, self.workload_params, self.workload
 
     @property
     def root(self) -> Session:
@@ -475,6 +523,8 @@ class Session:
         self.engine = Engine(self.config, self.runner, costs.make(self.config.cost, self.runner.spec, self._device))
         self.engine.enqueue(self.workload)
         self._origin = self.engine.snapshot()
+        self._script: dict[int, StepRecord] = {}
+        """For a branch that repeats its parent: the records whose inputs are still to be done again, by step."""
         self._streams: dict[str, Any] = {}
         self._autosave = autosave
         self.trace = Trace(self._header())
@@ -503,7 +553,8 @@ class Session:
         full = models.complete(spec)
         return TraceHeader(
             capabilities=names, config=self.config.to_dict(), model=self.model, runner=self.runner_name, clock=self.config.clock or "modelled",
-            device="this machine's CPU" if d.measured else d.name, workload=self.workload_name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            device="this machine's CPU" if d.measured else d.name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            workload=self.workload_name, workload_params=self.workload_params, requests=[] if self.workload_name in workloads.PRESETS else self.workload,
             block_size=self.config.block_size, num_blocks=self.config.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
             weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)
 
@@ -593,5 +644,6 @@ def _load_model(model: str, device: str, progress: Callable[..., None] | None) -
     return _LOADED[key]
 
 
-def _with_output_len(spec: RequestSpec, n: int) -> RequestSpec:
-    return msgspec.structs.replace(spec, max_tokens=max(n, spec.max_tokens), output_len=n)
+def _taped(spec: RequestSpec, n: int, at_limit: bool) -> RequestSpec:
+    """The request with its recorded output's length `n`; one that ended at a limit will meet that limit again."""
+    return msgspec.structs.replace(spec, max_tokens=max(n, spec.max_tokens), output_len=None if at_limit else n)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cbviz.messages import StepRecord
+from cbviz.messages import RequestSpec, StepRecord
 
 VERSION = 1
 KEYFRAME_EVERY = 100
@@ -33,6 +33,10 @@ class TraceHeader(msgspec.Struct, omit_defaults=True, tag_field="type", tag="hea
     device: str = ""
     """Whose time the steps tell: a measured machine or a modelled device."""
     workload: str = ""
+    """A preset's name, a file's, `requests` (a list), or empty."""
+    workload_params: dict[str, Any] = {}
+    requests: list[RequestSpec] = []
+    """The workload itself, unless its name and parameters make it again."""
     created: str = ""
     block_size: int = 16
     num_blocks: int = 0
