@@ -47,6 +47,9 @@ class Discipline:
     """Admit only if all known tokens fit in the free blocks now, though only a chunk is allocated."""
     victim: str = "policy"
     """Who loses its blocks when the pool is full; a name of `core.policy.VICTIMS`."""
+    when_full: Literal["preempt", "retract"] = "preempt"
+    """`preempt`: a running request that finds no block takes those of the victim, which goes back to its place in the order of arrival (vLLM,
+    TensorRT-LLM). `retract`: before a decode step, victims lose their blocks until all others can take that step; they go behind the queue (SGLang)."""
     admission_watermark: float = 0.0
     """Share of the pool that an admission leaves free."""
 
@@ -68,13 +71,17 @@ DISCIPLINES: dict[str, Discipline] = {
                    "Sarathi-Serve, OSDI 2024", mix="decode-first"),
         Discipline("vllm", "vLLM v1", "Step for step what vLLM's v1 scheduler does: running requests in order, then admissions, one budget.",
                    "vLLM 0.32, v1/core/sched/scheduler.py", mix="running-first", reserve_full_isl=True),
-        Discipline("no-evict", "TensorRT-LLM no-evict", "A request is admitted only if everybody's prompt + max_tokens still fits, so nobody is ever preempted; blocks are taken on demand.",
-                   "TensorRT-LLM, capacity scheduler policy GUARANTEED_NO_EVICT", reserve="guaranteed", mix="running-first", chunked=False),
-        Discipline("max-util", "TensorRT-LLM max-util", "Admits whoever fits right now, with nothing kept back for growth; when blocks run out the last started is paused and recomputed.",
-                   "TensorRT-LLM, capacity scheduler policy MAX_UTILIZATION", mix="running-first", chunked=False, victim="last"),
-        Discipline("retract", "SGLang retract", "Admits by an estimate: each running request is expected to use a share of its max_tokens, a share that decays step by step and jumps up when "
-                   "requests had to be retracted; prefill goes before decode.",
-                   "SGLang, managers/scheduler.py and schedule_policy.py (new_token_ratio, retract_decode)", reserve="estimate", mix="prefill-first", victim="fewest-outputs"),
+        Discipline("no-evict", "TensorRT-LLM no-evict",
+                   "A request is admitted only if everybody's prompt + max_tokens still fits, so nobody is ever preempted; blocks are taken on demand.",
+                   "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy GUARANTEED_NO_EVICT", reserve="guaranteed", mix="running-first", chunked=False),
+        Discipline("max-util", "TensorRT-LLM max-util",
+                   "Admits whoever's prompt fits right now, with nothing kept back for growth; when blocks run out the last started is paused and recomputed.",
+                   "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy MAX_UTILIZATION", mix="running-first", chunked=False, victim="last"),
+        Discipline("retract", "SGLang retract",
+                   "Admits by an estimate: each running request is expected to use a share of its max_tokens still open, a share that decays with every decode step and is "
+                   "taken anew from what was decoded when requests had to be retracted; prefill goes before decode.",
+                   "SGLang, managers/schedule_policy.py (PrefillAdder), schedule_batch.py (retract_decode), new_token_ratio", reserve="estimate", mix="prefill-first",
+                   victim="fewest-outputs", when_full="retract"),
     )
 }
 

@@ -27,13 +27,15 @@ class Arrived(Event):
 
 class Starving(Event):
     """A waiting request was overtaken again and again: `num_overtaken` later arrivals were admitted in its `num_waiting_steps` steps of
-    waiting. `need` and `have`: the free blocks that its admission would take now, and those there are. Written when the count doubles."""
+    waiting. `need` and `have`: the free blocks that its admission would take now, and those there are; `num_ahead`: waiting requests that
+    the policy still puts before it. Written when the count doubles, from 8 on."""
 
     request_id: str
     num_overtaken: int
     num_waiting_steps: int
     need: int
     have: int
+    num_ahead: int = 0
 
 
 class Refused(Event):

@@ -28,13 +28,15 @@ class Policy:
     """Base of all policies. Override `rank`; optionally `admit`.
 
     `static`: a waiting request's rank never changes, so the queue is sorted once. `victim`: the victim rule it implies
-    (`last`: the last of the running queue; `rank`: the highest rank).
+    (`last`: the last of the running queue; `rank`: the highest rank). `typed`: a user's, so it is asked again now and then, to see that
+    it gives the same answer.
     """
 
     name = "fcfs"
     title = "First come, first served"
     summary = "In order of arrival."
     static = True
+    typed = False
     victim = "rank"
 
     def rank(self, r: RequestView, now: float) -> Any:
@@ -132,16 +134,38 @@ class Deadline(Policy):
 
 
 class LongestPrefix(Policy):
-    """Longest prefix match (SGLang's `lpm`, RadixAttention paper): who finds most of its prompt in the cache goes first."""
+    """Longest prefix match (SGLang's `lpm`, RadixAttention paper): who finds most of its tokens in the cache goes first.
+
+    As there, one of several that begin alike and are not cached yet goes ahead, the others go last and find its blocks when it is through;
+    and a queue of more than 128 is not ranked at all.
+    """
 
     name = "lpm"
     title = "Longest prefix match"
-    summary = "Whoever finds most of its tokens in the prefix cache goes first."
+    summary = "Whoever finds most of its tokens in the prefix cache goes first; of several that share an uncached beginning, one goes ahead and the others wait for its blocks."
     static = False
     victim = "last"
+    ALIKE_TOKENS = 32
+    """Beginnings of that many equal tokens are alike (SGLang's IN_BATCH_PREFIX_CACHING thresholds)."""
+    MOST_RANKED = 128
 
     def rank(self, r: RequestView, now: float) -> Any:
-        return -len(r.prefix_block_ids)
+        return -r.num_prefix_tokens
+
+    def rank_all(self, rs: list[RequestView], now: float) -> list[Any]:
+        if len(rs) > self.MOST_RANKED:
+            return [0] * len(rs)
+        ranks: list[float] = []
+        begun: set[tuple[int, ...]] = set()
+        for r in rs:
+            cached = r.num_prefix_tokens
+            ranks.append(-cached)
+            begins = r.prompt_token_ids[: self.ALIKE_TOKENS]
+            if cached <= self.ALIKE_TOKENS == len(begins):
+                if begins in begun:
+                    ranks[-1] = float("inf")
+                begun.add(begins)
+        return ranks
 
 
 class DfsWeight(Policy):
@@ -155,23 +179,34 @@ class DfsWeight(Policy):
     victim = "last"
 
     def rank_all(self, rs: list[RequestView], now: float) -> list[Any]:
-        paths = [r.prefix_block_ids for r in rs]
-        weight: dict[tuple[int, ...], int] = {}
-        for p in paths:
-            for i in range(1, len(p) + 1):
-                weight[p[:i]] = weight.get(p[:i], 0) + 1
-        return [tuple((-weight[p[:i]], p[i - 1]) for i in range(1, len(p) + 1)) + ((0, 0),) for p in paths]
+        nodes: dict[tuple[int, int], int] = {}
+        weight = [0]
+        paths = []
+        for r in rs:
+            at, path = 0, []
+            for b in r.prefix_block_ids:
+                at = nodes.setdefault((at, b), len(weight))
+                if at == len(weight):
+                    weight.append(0)
+                weight[at] += 1
+                path.append(at)
+            paths.append(path)
+        # whoever goes on down a branch comes before whoever ends at its root, as there: (0, 0) is above every (-weight, node)
+        return [(*((-weight[n], n) for n in path), (0, 0)) for path in paths]
 
     def rank(self, r: RequestView, now: float) -> Any:
         return self.rank_all([r], now)[0]
 
 
 class FairShare(Policy):
-    """Fair share by session: the session that has been served fewest tokens goes first (Virtual Token Counter, OSDI 2024, without weights)."""
+    """Fair share by session: the session that has been served fewest tokens goes first (Virtual Token Counter, OSDI 2024).
+
+    Without its weights of prompt and output tokens, and a session that was away keeps what it did not use; there it is lifted to the others' level.
+    """
 
     name = "fair"
     title = "Fair share by session"
-    summary = "The session served the fewest tokens so far goes first."
+    summary = "The session served the fewest tokens so far goes first; all requests without a session count as one."
     static = False
 
     def rank(self, r: RequestView, now: float) -> Any:
@@ -209,6 +244,7 @@ def check_victim(name: str | None) -> None:
 
 class _FunctionPolicy(Policy):
     static = False
+    typed = True
 
     def __init__(self, f: Callable[[RequestView, float], Any]) -> None:
         self._f = f
@@ -221,15 +257,23 @@ class _FunctionPolicy(Policy):
 
 
 def policy(f: Any) -> Any:
-    """Registers a policy: a function `(r, now) -> rank`, or a class with `rank`. Running the cell again replaces it.
+    """Registers a policy: a function `(r, now) -> rank`, or a class with any of `rank`, `rank_all` and `admit`. Running the cell again replaces it,
+    also in a run that is on. A policy of the same name that came with the package is replaced as well, until the process ends.
 
     It is tried on a few made-up requests first, so a mistake shows in the cell. Raises PolicyError.
     """
     made: Policy
     if isinstance(f, type):
-        made = f() if issubclass(f, Policy) else type(f.__name__, (f, Policy), {"static": False})()
-        if "name" not in vars(f):
-            made.name = f.__name__
+        own = vars(f)
+        try:
+            made = f() if issubclass(f, Policy) else type(f.__name__, (f, Policy), {})()
+        except Exception as e:
+            raise PolicyError(f"policy {f.__name__} can't be made: {type(e).__name__}: {e}") from e
+        made.typed = True
+        made.static = bool(own.get("static", False))  # ranked anew in each step unless it says otherwise
+        made.name = own.get("name", f.__name__)
+        made.title = own.get("title", made.name.replace("_", " "))
+        made.summary = own.get("summary", (f.__doc__ or "A policy typed in a cell.").strip().splitlines()[0])
     elif callable(f):
         made = _FunctionPolicy(f)
     else:
@@ -240,21 +284,31 @@ def policy(f: Any) -> Any:
 
 
 def _try(p: Policy) -> None:
-    """Ranks made-up requests twice: the ranks must compare with each other and be the same both times."""
+    """Ranks made-up requests twice: the ranks must compare with each other and be the same both times, one by one and as a queue."""
     requests = [Request(RequestSpec(f"try{i}", tuple(range(1, 5 + 7 * i)), 4 + i, arrival_s=0.5 * i, priority=i % 2), i, frozenset()) for i in range(4)]
-    first = [rank_of(p, r, 2.0) for r in requests]
+    singly, together = [rank_of(p, r, 2.0) for r in requests], ranks_of(p, requests, 2.0)
     try:
-        sorted(first)
+        sorted(singly + together)
     except TypeError as e:
         raise PolicyError(f"policy {p.name}: its ranks don't compare with each other ({e}); return numbers, or tuples of them") from None
-    if [rank_of(p, r, 2.0) for r in requests] != first:
-        raise PolicyError(f"policy {p.name} gives another rank when asked again with nothing changed: a policy must be a function of (r, now) alone")
+    if [rank_of(p, r, 2.0) for r in requests] != singly or ranks_of(p, requests, 2.0) != together:
+        raise PolicyError(f"policy {p.name} {_UNSTEADY}")
+    if admits(p, requests[0], 2.0) is not admits(p, requests[0], 2.0):
+        raise PolicyError(f"policy {p.name} admits a request and then, asked again with nothing changed, does not: a policy must be a function of (r, now) alone")
+
+
+_UNSTEADY = "gives another rank when asked again with nothing changed: a policy must be a function of (r, now) alone"
+
+
+def admits(p: Policy, r: Request, now: float) -> bool:
+    """May the head of the queue be admitted? Checked. Raises PolicyError naming policy and request."""
     try:
-        welcome = p.admit(requests[0].view, 2.0)
+        welcome = p.admit(r.view, now)
     except Exception as e:
-        raise PolicyError(f"policy {p.name} failed in admit on request {requests[0].request_id}: {type(e).__name__}: {e}") from e
+        raise PolicyError(f"policy {p.name} failed in admit on request {r.request_id}: {type(e).__name__}: {e}") from e
     if not isinstance(welcome, bool):
-        raise PolicyError(f"policy {p.name}: admit must return True or False, it returned {welcome!r}")
+        raise PolicyError(f"policy {p.name}: admit must return True or False, it returned {welcome!r} for request {r.request_id}")
+    return welcome
 
 
 def rank_of(p: Policy, r: Request, now: float) -> Any:
@@ -268,12 +322,24 @@ def rank_of(p: Policy, r: Request, now: float) -> Any:
 
 def ranks_of(p: Policy, rs: list[Request], now: float) -> list[Any]:
     """The ranks of a whole queue, checked. Raises PolicyError naming policy and request."""
-    if type(p).rank_all is Policy.rank_all:
-        return [rank_of(p, r, now) for r in rs]
+    singly = type(p).rank_all is Policy.rank_all
+    ranks = [rank_of(p, r, now) for r in rs] if singly else _ranked_together(p, rs, now)
+    if p.typed and rs:
+        # One of the queue is asked again, each in its turn: a rank that depends on more than (r, now) would make a run that can't be replayed.
+        around = rs[0].surroundings
+        i = (around.step if around is not None else 0) % len(rs)
+        again = rank_of(p, rs[i], now) if singly else _ranked_together(p, rs, now)[i]
+        if again != ranks[i]:
+            raise PolicyError(f"policy {p.name} ranked request {rs[i].request_id} {ranks[i]!r} and then {again!r}: it {_UNSTEADY}")
+    return ranks
+
+
+def _ranked_together(p: Policy, rs: list[Request], now: float) -> list[Any]:
     try:
-        ranks = p.rank_all([r.view for r in rs], now)
+        ranks = list(p.rank_all([r.view for r in rs], now))
     except Exception as e:
-        raise PolicyError(f"policy {p.name} failed on the queue of {len(rs)} requests: {type(e).__name__}: {e}") from e
+        raise PolicyError(f"policy {p.name} failed on the queue of {len(rs)} requests ({', '.join(r.request_id for r in rs[:5])}{', ...' if len(rs) > 5 else ''}): "
+                          f"{type(e).__name__}: {e}") from e
     if len(ranks) != len(rs):
         raise PolicyError(f"policy {p.name} gave {len(ranks)} ranks for {len(rs)} requests")
     return [_checked(p, r, rank) for r, rank in zip(rs, ranks, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from cbviz import events as ev
 from cbviz.core.request import Request, Status
-from cbviz.core.scheduler import Scheduler
+from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, Scheduler, overtakes
 from cbviz.messages import RequestSpec, StepRecord
 
 
@@ -34,7 +34,7 @@ def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> N
         told.apply(e)
     s.finished_ids = [e.request_id for e in record.events if isinstance(e, ev.Finished) and e.reason != "abort"]
     s.batch_open = bool(record.carry.get("batch_open", False))
-    s.new_token_ratio = record.carry.get("new_token_ratio", s.new_token_ratio)
+    s.new_token_ratio = record.carry.get("new_token_ratio", INIT_NEW_TOKEN_RATIO)
     s.forget_ranks()
     s.undo.clear()
     s.journal.clear()
@@ -70,6 +70,7 @@ class _Teller:
             raise self.wrong(f"{e.request_id} arrives without its prompt")
         r = Request(spec, s.num_arrived, s.eos_token_ids, self.step, s.use_output_len)
         r.surroundings = s
+        r.arrival_s = e.arrival_s
         s.num_arrived += 1
         s.requests[r.request_id] = r
         s.waiting.insert(e.position, r)
@@ -84,11 +85,11 @@ class _Teller:
         s, r = self.s, self.request(e.request_id)
         s.waiting.remove(r)
         s.running.append(r)
-        r.status, r.last_wait = Status.RUNNING, None
+        r.status, r.last_wait, r.num_overtaken = Status.RUNNING, None, 0
         r.num_computed_tokens = r.num_cached_tokens = e.num_cached_tokens
         if not e.resumed:
             for w in s.waiting:
-                if w.seq < r.seq and w.status is Status.WAITING:
+                if overtakes(r, w):
                     w.num_overtaken += 1
 
     def shared(self, e: ev.Shared) -> None:
@@ -142,8 +143,8 @@ class _Teller:
         for p in self.planned.values():
             r = self.request(p.request_id)
             r.num_computed_tokens += p.num_tokens
-            if r.spec.session is not None:
-                self.s.served[r.spec.session] = self.s.served.get(r.spec.session, 0) + p.num_tokens
+            name = r.spec.session or ""
+            self.s.served[name] = self.s.served.get(name, 0) + p.num_tokens
 
     def sampled(self, e: ev.Sampled) -> None:
         r = self.request(e.request_id)

@@ -45,6 +45,7 @@ class Request:
         """Simulated and taped runs: the output ends at this length as if the model had said so; 0: unknown."""
         self.priority = spec.priority
         self.arrival_s = spec.arrival_s
+        """On the run's clock; the scheduler sets it for a request that comes by step."""
         self.sampling = spec.sampling
         self.stop_ids = (frozenset(spec.sampling.stop_token_ids) if spec.sampling.ignore_eos else stop_ids | frozenset(spec.sampling.stop_token_ids))
         self.num_computed_tokens = 0
@@ -67,7 +68,7 @@ class Request:
         self.seat_held = False
         self.finish_reason = ""
         self.num_overtaken = 0
-        """Later arrivals that were admitted while this one waited."""
+        """Later arrivals that were admitted since this one (last) joined the queue."""
         self.surroundings: Surroundings | None = None
         self.view = RequestView(self)
 
@@ -91,6 +92,7 @@ class Surroundings(Protocol):
     """What a request's view may ask of the scheduler around it."""
 
     step: int
+    block_size: int
 
     def prefix_blocks(self, r: Request) -> list[int]: ...
 
@@ -192,7 +194,13 @@ class RequestView:
         return tuple(around.prefix_blocks(self._r)) if around is not None else ()
 
     @property
+    def num_prefix_tokens(self) -> int:
+        """Leading tokens of it that the prefix cache holds now."""
+        around = self._r.surroundings
+        return len(around.prefix_blocks(self._r)) * around.block_size if around is not None else 0
+
+    @property
     def session_served_tokens(self) -> int:
-        """Tokens computed so far for its session (all requests of no session count as one)."""
+        """Tokens computed so far for its session; all requests without a session count as one."""
         around = self._r.surroundings
         return around.served_tokens(self._r.spec.session) if around is not None else 0

@@ -14,7 +14,6 @@ its own. The `vllm` row does step for step what vLLM 0.32's v1 scheduler does.
 from __future__ import annotations
 
 import json
-import math
 from bisect import insort
 from collections.abc import Callable, Iterable
 from hashlib import sha256
@@ -24,18 +23,22 @@ from cbviz import events as ev
 from cbviz.config import EngineConfig
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool
 from cbviz.core.kv_manager import KVManager
-from cbviz.core.policy import Policy, PolicyError, check_victim, get_policy, rank_of, ranks_of
+from cbviz.core.policy import Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
 from cbviz.core.request import Request, Status
 from cbviz.events import AnyEvent
 from cbviz.messages import Chunk, ChunkRecord, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
 
 _SAVED = ("status", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "last_wait", "queued_step",
-          "seat_held", "finish_reason", "rank")
+          "seat_held", "finish_reason", "rank", "num_overtaken")
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO = INIT_NEW_TOKEN_RATIO * 0.14
 NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
 RETRACT_DECODE_STEPS = 20
-"""SGLang's defaults for `reserve="estimate"`: the share starts at 0.7, falls to a seventh of that in 600 decode steps, and a retraction leaves room for 20."""
+"""SGLang's defaults for `reserve="estimate"`: the share starts at 0.7 (and again whenever nothing is left to do), falls to 0.14 of that in 600 decode steps, and
+after a retraction it is what the others have decoded and 20 steps more, of their max_tokens. Left out: after a refusal SGLang asks no more until a request has gone; here
+the head is asked in every step."""
+MOST_EXPECTED_TOKENS = 4096
+"""Of one request's open max_tokens, the estimate counts no more than these (SGLang's CLIP_MAX_NEW_TOKENS)."""
 
 
 class RunnerOutputError(RuntimeError):
@@ -56,6 +59,7 @@ class Scheduler:
         self.kv = KVManager(self.pool, config.block_size, config.max_model_len, self.journal, config.sliding_window)
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = self.pool.undo
         self.max_model_len = config.max_model_len
+        self.block_size = config.block_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self.use_output_len = use_output_len
         self.keep_planned_hashes = keep_planned_hashes
@@ -76,7 +80,7 @@ class Scheduler:
         self.new_token_ratio = INIT_NEW_TOKEN_RATIO
         """Share of the max_tokens still open that each running request is expected to use (`reserve="estimate"`)."""
         self.served: dict[str, int] = {}
-        """Tokens computed for each session so far."""
+        """Tokens computed for each session so far; '' stands for all requests without one."""
         self.batch_open = False
         """Static batching: the budget cut the batch short, so its admission goes on in the next step."""
         self._shares: list[Request] = []
@@ -87,6 +91,7 @@ class Scheduler:
         self._ranked_now = False
         """The ranks are those of this step."""
         self._begun: tuple[Any, ...] = ()
+        self.rules = config.rules
         self.configure(config)
 
     # inputs between steps -----------------------------------------------------------------------------------------------
@@ -95,8 +100,11 @@ class Scheduler:
         """Takes a changed config; it holds from the next admission on, running requests keep their blocks and seats."""
         check_victim(config.victim)
         self.policy: Policy = get_policy(config.policy)
+        rules = config.rules
+        if rules.when_full != self.rules.when_full:
+            self._ranked_by = None  # preempted requests stand elsewhere in the queue now
         self.config = config
-        self.rules = config.rules
+        self.rules = rules
         self._ranked_now = False
 
     def add(self, spec: RequestSpec, now_s: float = 0.0) -> Request | None:
@@ -108,6 +116,8 @@ class Scheduler:
             return None
         r = Request(spec, self.num_arrived, self.eos_token_ids, self.step + 1, self.use_output_len)
         r.surroundings = self
+        if spec.arrival_step is not None:
+            r.arrival_s = now_s
         if not self._ranked_now:
             self._rank_waiting(now_s)  # so that its place follows from the queue as it is now, not from ranks of another step
         self.undo.append((self._undo_add, (r,)))
@@ -189,10 +199,16 @@ class Scheduler:
 
     # the waiting queue --------------------------------------------------------------------------------------------------
 
+    def _queue_key(self, r: Request) -> tuple[Any, ...]:
+        """Among equal ranks the first to arrive goes first; a retracted request has joined the queue anew, behind those that arrived in that step."""
+        if self.rules.when_full == "retract":
+            return r.rank, r.queued_step, r.status is Status.PREEMPTED, r.seq
+        return r.rank, r.seq
+
     def _enqueue(self, r: Request, now_s: float) -> int:
         r.rank = rank_of(self.policy, r, now_s)
         try:
-            insort(self.waiting, r, key=_queue_key)
+            insort(self.waiting, r, key=self._queue_key)
         except TypeError as e:
             raise PolicyError(f"policy {self.policy.name}: the rank {r.rank!r} of request {r.request_id} doesn't compare with the others' ({e})") from None
         return self.waiting.index(r)
@@ -209,7 +225,7 @@ class Scheduler:
                 self.undo.append((_set_rank, (r, r.rank)))
                 r.rank = rank
         try:
-            order = sorted(self.waiting, key=_queue_key)
+            order = sorted(self.waiting, key=self._queue_key)
         except TypeError as e:
             raise PolicyError(f"policy {p.name}: its ranks don't compare with each other ({e})") from None
         if order != self.waiting:
@@ -242,6 +258,8 @@ class Scheduler:
             if plan.chunks:
                 self.journal.extend(ev.Skipped(r.request_id, "prefill-step") for r in self.running if not r.seat_held and r not in self._shares)
             else:  # also where every half-done prefill has just lost its blocks: somebody must get on
+                if self.rules.when_full == "retract":
+                    self._retract(plan)
                 self._run(plan, self.running)
                 self._adapt_ratio()
         else:
@@ -270,14 +288,13 @@ class Scheduler:
             self.abort(r.request_id, reason)
 
     def _adapt_ratio(self) -> None:
-        """SGLang's estimate after a decode round: a little lower each time, up to what is open after a retraction."""
+        """SGLang's estimate after a decode step: a little lower each time; after a retraction, from what those that stay have decoded."""
         if self.rules.reserve != "estimate":
             return
         if self._num_preempted:
             rows = [r for r in self.running if not r.seat_held]
-            open_tokens = sum(r.max_tokens for r in rows)
-            if open_tokens:
-                self.new_token_ratio = min(1.0, (sum(r.num_output_tokens for r in rows) + RETRACT_DECODE_STEPS * len(rows)) / open_tokens)
+            decoded = sum(r.num_output_tokens for r in rows)
+            self.new_token_ratio = min(1.0, (decoded + RETRACT_DECODE_STEPS * len(rows)) / (sum(r.max_tokens for r in rows) + 1))
         else:
             self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - NEW_TOKEN_RATIO_DECAY)
 
@@ -353,6 +370,19 @@ class Scheduler:
 
     # preemption ---------------------------------------------------------------------------------------------------------
 
+    def _retract(self, plan: SchedulerOutput) -> None:
+        """Before a decode step: victims lose their blocks until all others can take one token each. One always stays."""
+        kv = self.kv
+        while True:
+            rows = [r for r in self.running if not r.seat_held and not _is_prefill(r)]
+            short_of = [r for r in rows if kv.blocks_for(r.num_computed_tokens + 1) > len(r.block_ids)]
+            # what a sliding window is about to give back is not counted: at worst one more is retracted than had to be
+            if len(short_of) <= self.pool.num_free or len(rows) < 2:
+                return
+            victim = next(r for _, r in self._candidates() if r in rows)
+            for_r = next((r for r in short_of if r is not victim), victim)
+            self._preempt(victim, for_r, (len(short_of), self.pool.num_free), plan)
+
     @property
     def victim_rule(self) -> str:
         rule = self.rules.victim
@@ -412,8 +442,9 @@ class Scheduler:
         rules, config, kv = self.rules, self.config, self.kv
         admitted = False
         padded = 0
+        num_batch_class = sum(1 for r in self.running if r.priority > 0 and not r.seat_held) if config.degrade_above else 0
         while self.waiting:
-            place = self._next_in_line()
+            place = self._next_in_line(num_batch_class)
             if place < 0:
                 break
             r = self.waiting[place]
@@ -429,11 +460,7 @@ class Scheduler:
             if len(self.running) >= config.max_num_seqs:
                 self._wait(r, "seats", 1, 0)
                 break
-            try:
-                welcome = self.policy.admit(r.view, self._now)
-            except Exception as e:
-                raise PolicyError(f"policy {self.policy.name} failed in admit on request {r.request_id}: {type(e).__name__}: {e}") from e
-            if not welcome:
+            if not admits(self.policy, r, self._now):
                 self._wait(r, "policy", 0, 0)
                 break
             hits = kv.find_prefix(r)
@@ -465,23 +492,20 @@ class Scheduler:
         if rules.pad and admitted:
             plan.num_padding_tokens = sum(padded - c.num_tokens for c in plan.chunks)
 
-    def _next_in_line(self) -> int:
+    def _next_in_line(self, num_batch_class: int) -> int:
         """Place of the request to ask next: the head, unless the degradation rule demotes it. -1 if all are demoted and must wait.
 
-        Over `degrade_above` of the pool in use, batch-class requests (priority > 0) form static batches: they start only when no other
-        of their class runs, and others pass them meanwhile.
+        Over `degrade_above` of the pool in use, batch-class requests (priority > 0) form static batches: they start only when none of
+        their class ran before this step's admissions (`num_batch_class`), and others pass them meanwhile.
         """
         above = self.config.degrade_above
-        if not above or 1 - self.pool.num_free / (self.pool.num_blocks - 1) <= above:
-            return 0
-        batch = sum(1 for r in self.running if r.priority > 0 and not r.seat_held and r not in self._shares)
-        if not batch:
+        if not num_batch_class or 1 - self.pool.num_free / (self.pool.num_blocks - 1) <= above:
             return 0
         for i, r in enumerate(self.waiting):
             if r.priority <= 0:
                 return i
             if i == 0:
-                self._wait(r, "degraded", 0, batch)
+                self._wait(r, "degraded", 0, num_batch_class)
         return -1
 
     def _no_room(self, r: Request, hits: list[int], n: int) -> tuple[str, int, int] | None:
@@ -509,11 +533,13 @@ class Scheduler:
         if rules.reserve == "estimate" and self.running:
             expected = 0.0
             for x in self.running:
-                rest = min(x.max_tokens - x.num_output_tokens, 4096)
+                rest = min(x.max_tokens - x.num_output_tokens, MOST_EXPECTED_TOKENS)
                 expected += 0 if x.seat_held else rest if x in self._shares else rest * self.new_token_ratio
-            tokens = math.ceil(expected) + kv.need_at_admission(hits, end) * kv.block_size + min(r.max_tokens - r.num_output_tokens, 4096)
-            if tokens > free * kv.block_size:
-                return "estimate", -(-tokens // kv.block_size), free
+            # the whole prompt, though only a chunk may be computed now, cached blocks that nobody holds, and one block for what doesn't come out even
+            bs, taken = kv.block_size, kv.need_at_admission(hits, 0) + 1
+            tokens = expected + r.num_tokens + (taken - len(hits)) * bs + min(r.max_tokens - r.num_output_tokens, MOST_EXPECTED_TOKENS)
+            if tokens >= free * bs:
+                return "estimate", int(tokens // bs) + 1, free
         return None
 
     def _seat(self, r: Request, hits: list[int], cached: int, place: int) -> None:
@@ -525,6 +551,7 @@ class Scheduler:
         self.running.append(r)
         r.status = Status.RUNNING
         r.last_wait = None
+        r.num_overtaken = 0
         r.num_computed_tokens = r.num_cached_tokens = cached
         if hits:
             self.journal.append(ev.PrefixHit(r.request_id, cached, hits))
@@ -533,20 +560,20 @@ class Scheduler:
         self.journal.append(ev.Admitted(r.request_id, resumed, cached, self.step - r.queued_step, len(self.running) - 1))
         if hits:
             self.kv.share(r, hits)
-        if not resumed and (self._ranked_by is None or self._ranked_by.name != "fcfs" or place):
+        if not resumed and (place or not isinstance(self._ranked_by, Fcfs)):
             self._note_overtaken(r)
 
     def _note_overtaken(self, r: Request) -> None:
         """Counts who was passed over; says so when somebody's count reaches 8, 16, 32, ...: that is how starvation looks."""
-        for w in self.waiting:
-            if w.seq < r.seq and w.status is Status.WAITING:
+        for place, w in enumerate(self.waiting):
+            if overtakes(r, w):
                 self.undo.append((_set_overtaken, (w, w.num_overtaken)))
                 w.num_overtaken += 1
                 n = w.num_overtaken
                 if n >= 8 and n & (n - 1) == 0:
                     hits = self.kv.find_prefix(w)
                     need = self.kv.need_at_admission(hits, w.num_tokens)
-                    self.journal.append(ev.Starving(w.request_id, n, self.step - w.queued_step, need, self.pool.num_free))
+                    self.journal.append(ev.Starving(w.request_id, n, self.step - w.queued_step, need, self.pool.num_free, place))
 
     def _wait(self, r: Request, reason: str, need: int, have: int) -> None:
         """Why the head waits: written when it changes."""
@@ -568,9 +595,8 @@ class Scheduler:
             else:
                 again += c.num_recomputed
                 r.num_computed_tokens += c.num_tokens
-                if r.spec.session is not None:
-                    name = r.spec.session
-                    self.served[name] = self.served.get(name, 0) + c.num_tokens
+                name = r.spec.session or ""
+                self.served[name] = self.served.get(name, 0) + c.num_tokens
         self.undo.append((_take_back, (self._shares, self.chunk_records, self.served)))
         padded += plan.num_padding_tokens
         total += plan.num_padding_tokens
@@ -631,6 +657,8 @@ class Scheduler:
         if ended:
             self.running = [r for r in self.running if r.status is not Status.FINISHED or r.seat_held]
             self._close_batch()
+        if not self.requests:
+            self.new_token_ratio = INIT_NEW_TOKEN_RATIO
         self._shares = []
         self.undo.clear()
 
@@ -698,7 +726,7 @@ class Scheduler:
         return self.kv.find_prefix(r)
 
     def served_tokens(self, session: str | None) -> int:
-        return self.served.get(session, 0) if session is not None else 0
+        return self.served.get(session or "", 0)
 
     @property
     def has_unfinished(self) -> bool:
@@ -727,7 +755,7 @@ class Scheduler:
             "running": [r.request_id for r in self.running],
             "requests": {
                 r.request_id: {
-                    "seq": r.seq, "status": r.status.value, "output_token_ids": r.output_token_ids, "num_computed_tokens": r.num_computed_tokens,
+                    "seq": r.seq, "arrival_s": r.arrival_s, "status": r.status.value, "output_token_ids": r.output_token_ids, "num_computed_tokens": r.num_computed_tokens,
                     "num_cached_tokens": r.num_cached_tokens, "num_preemptions": r.num_preemptions, "max_computed": r.max_computed, "block_ids": list(r.block_ids),
                     "num_null_blocks": r.num_null_blocks, "num_cached_blocks": r.num_cached_blocks, "draft_token_ids": list(r.draft_token_ids), "queued_step": r.queued_step,
                     "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason, "num_overtaken": r.num_overtaken,
@@ -751,6 +779,7 @@ class Scheduler:
         self.requests = {}
         for rid, d in data["requests"].items():
             r = Request(specs[rid], d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
+            r.arrival_s = d["arrival_s"]
             r.status = Status(d["status"])
             r.token_ids.extend(d["output_token_ids"])
             for f in ("num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "seat_held", "finish_reason",
@@ -774,11 +803,15 @@ class Scheduler:
 
     def digest(self) -> str:
         """sha256 of the control plane, times excluded: equal digests, equal futures."""
-        return sha256(json.dumps(self.snapshot(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        plain = self.snapshot()
+        for d in plain["requests"].values():
+            del d["arrival_s"]
+        return sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _queue_key(r: Request) -> tuple[Any, int]:
-    return r.rank, r.seq
+def overtakes(r: Request, w: Request) -> bool:
+    """Does `r`, which is being admitted, pass over `w`, which waits and joined the queue before it?"""
+    return w.seq < r.seq and (w.status is Status.WAITING or w.queued_step < r.queued_step)
 
 
 def _is_prefill(r: Request) -> bool:
@@ -817,10 +850,10 @@ def _take_back(shares: list[Request], records: list[ChunkRecord], served: dict[s
     for r, c in zip(shares, records, strict=True):
         if not c.padding:
             r.num_computed_tokens -= c.num_tokens
-            if r.spec.session is not None:
-                served[r.spec.session] -= c.num_tokens
-                if not served[r.spec.session]:
-                    del served[r.spec.session]
+            name = r.spec.session or ""
+            served[name] -= c.num_tokens
+            if not served[name]:
+                del served[name]
 
 
 __all__ = ["NULL_BLOCK", "RunnerOutputError", "Scheduler"]

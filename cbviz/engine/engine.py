@@ -23,6 +23,9 @@ from cbviz.engine import interrupts
 from cbviz.messages import Gauges, RequestError, RequestSpec, StepRecord
 from cbviz.runners.base import Runner
 
+PATIENCE_STEPS = 64
+"""So many steps in which nothing happens may a policy refuse the only requests there are, before the run is called stuck."""
+
 
 class Engine:
     """`config` must be resolved. `cost` prices every step; under the modelled clock its total is the step's duration."""
@@ -80,7 +83,17 @@ class Engine:
             return ""
         r = s.waiting[0]
         reason, need, have = r.last_wait or ("", 0, 0)
-        return f"{r.request_id} can never be admitted: {reason}, it needs {need}, {have} are there"
+        waited = s.step - r.queued_step
+        if reason == "policy" and waited < PATIENCE_STEPS:
+            return ""  # it may count steps, as ageing does
+        blocks = s.kv.need_at_admission(s.prefix_blocks(r), r.num_tokens)
+        why = {
+            "policy": f"policy {s.policy.name} has refused it for {waited} steps; choose another policy",
+            "budget": f"its {need} tokens must be computed in one step, which takes {have} (max_num_batched_tokens); raise that, or choose a discipline with chunked prefill",
+        }.get(reason, f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks")
+        behind = f"; {len(s.waiting) - 1} more wait" if len(s.waiting) > 1 else ""
+        return (f"{r.request_id} can never be admitted: {why}, or abort {r.request_id}. Nothing runs and nothing is to arrive, so nothing will change. "
+                f"It would take a seat of {self.config.max_num_seqs} and {blocks} blocks; {s.pool.num_free} of {self.config.num_usable_blocks} are free{behind}")
 
     # inputs -------------------------------------------------------------------------------------------------------------
 
