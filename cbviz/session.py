@@ -19,11 +19,11 @@ from cbviz import events as ev
 from cbviz import workload as workloads
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, check_names
 from cbviz.core.policy import get_policy
-from cbviz.cost import calibrate, devices, models
 from cbviz.core.replay import ReplayError
+from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
-from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord
+from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord
 from cbviz.runners.base import Runner
 from cbviz.trace.schema import KEYFRAME_EVERY, Keyframe, TraceHeader
 from cbviz.trace.state import RequestState, State
@@ -133,7 +133,8 @@ class Session:
         then only the KV blocks still needed are computed. Raises ReplayError where a recorded step does not come out again."""
         h = trace.header
         config = {k: v for k, v in h.config.items() if k in CONFIG_FIELDS and k != "seed"}
-        s = cls(h.requests or h.workload or None, runner=runner or h.runner, model=h.model, seed=h.config.get("seed", 0), progress=progress, workload_params=h.workload_params, **config)
+        s = cls(h.requests or h.workload or None, runner=runner or h.runner, model=h.model, seed=h.config.get("seed", 0), progress=progress,
+                workload_params=h.workload_params, **config)
         s.workload_name = h.workload
         s._adopt(trace, len(trace))
         if autosave is not None:

@@ -20,6 +20,7 @@ app = typer.Typer(
 models = typer.Typer(name="model", help="Weights: fetch, list, and plan what fits where.", no_args_is_help=True, rich_markup_mode=None)
 for command in (machine.explore, machine.lab, run.run, compare.compare, run.show, run.export, machine.conform, machine.calibrate, machine.doctor):
     app.command()(command)
+app.command("import")(run.import_)
 for command in (machine.pull, machine.list_, machine.plan):
     models.command(command.__name__.rstrip("_"))(command)
 benches = typer.Typer(name="bench", help="Measure, against other people's software where it is there; without a name, everything.", rich_markup_mode=None)

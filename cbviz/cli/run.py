@@ -1,4 +1,4 @@
-"""`cbviz run`, and what is done with a recorded run: `show`, `export`. Owns how a run is kept, stopped and told; the session owns the run."""
+"""`cbviz run`, and what is done with a recorded run: `show`, `export`, `import`. Owns how a run is kept, stopped and told; the session owns the run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from cbviz.config import DISCIPLINES, ConfigError
 
 if TYPE_CHECKING:
     from cbviz.messages import StepRecord
+    from cbviz.model.tokenizer import Tokenizer
     from cbviz.session import Session
     from cbviz.trace.trace import Trace
 
 MOST_LINES = 20
 """Refusals that are told one by one."""
-EXPORTS = ("csv", "perfetto")
+EXPORTS = ("csv", "perfetto", "prometheus")
 
 
 @plain_errors
@@ -187,8 +188,8 @@ def export(
     to: Annotated[str, typer.Option(help=f"One of {', '.join(EXPORTS)}.")],
     out: Annotated[Path | None, typer.Option(help="File to write; csv writes two, NAME.requests.csv and NAME.steps.csv. By default beside RUN.", show_default=False)] = None,
 ) -> None:
-    """A recorded run for other programs: tables, or a timeline for Perfetto."""
-    from cbviz.interop import perfetto, tables
+    """A recorded run for other programs: tables, a timeline for Perfetto, or its figures under vLLM's metric names."""
+    from cbviz.interop import perfetto, prometheus, tables
     from cbviz.trace.trace import load
 
     if to not in EXPORTS:
@@ -199,6 +200,8 @@ def export(
         stem = run_file.with_name(run_file.name.removesuffix(".gz").removesuffix(".jsonl")) if out is None else out.with_name(out.name.removesuffix(".csv"))
         if to == "csv":
             files = {stem.with_name(stem.name + ".requests.csv"): tables.requests_csv(trace), stem.with_name(stem.name + ".steps.csv"): tables.steps_csv(trace)}
+        elif to == "prometheus":
+            files = {out or stem.with_name(stem.name + ".prom"): prometheus.to_prometheus(trace)}
         else:
             files = {out or stem.with_name(stem.name + ".perfetto.json"): json.dumps(perfetto.to_perfetto(trace), allow_nan=False)}
         for path, text in files.items():
@@ -206,3 +209,44 @@ def export(
             path.write_text(text, encoding="utf-8", newline="")
     for path in files:
         print(path)
+
+
+@plain_errors
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recordings of a vLLM, step by step (.jsonl or .jsonl.gz).")],
+    out: Annotated[Path | None, typer.Option(help="The trace to write; with several files a folder. By default NAME.cbviz.jsonl.gz in the folder you are in.", show_default=False)] = None,
+    requests: Annotated[Path | None, typer.Option(help="The file of the recorded requests; by default the one that the recording names.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="A model on this machine whose tokenizer turns the tokens into words.", show_default=False)] = None,
+) -> None:
+    """Recorded runs of a real vLLM as traces, for show, compare, export and the explorer."""
+    from cbviz.interop.vllm_recording import import_recording
+
+    if out is not None and len(files) > 1 and out.suffix in (".jsonl", ".gz"):
+        raise ConfigError(f"--out {out} is one file, {len(files)} are to be imported: name a folder")
+    tokenizer = _tokenizer(model) if model is not None else None
+    for file in files:
+        name = file.name.removesuffix(".gz").removesuffix(".jsonl") + ".cbviz.jsonl.gz"
+        path = Path(name) if out is None else out / name if out.is_dir() or len(files) > 1 else out
+        trace = import_recording(file, tokenizer=tokenizer, workload=requests)
+        trace.save(path)
+        for note in trace.header.notes:
+            say(f"{file.name}: {note}")
+        for what, why in trace.header.missing.items():
+            say(f"{file.name}: no {what}: {why}")
+        print(path)
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    """A model's tokenizer without its weights. Raises ModelError."""
+    from cbviz.model import hub
+    from cbviz.model.gguf_file import GgufFile
+    from cbviz.model.tokenizer import Tokenizer
+
+    source = hub.resolve(model)
+    if source.kind == "gguf":
+        with GgufFile(source.path) as f:
+            return Tokenizer.from_gguf(f.metadata)
+    found = Tokenizer.from_folder(source.path)
+    if found is None:
+        raise hub.ModelError(f"{source.path} has no tokenizer.json")
+    return found
