@@ -115,6 +115,7 @@ class Player:
         """Sends what is not part of a picture: playing, loading, titles."""
         self._live.update(changes)
         s = self.session
+        self._live["open"] = s is not None
         if s is not None:
             h = s.trace.header
             model = "simulator" if h.runner == "sim" else h.model or h.runner
@@ -127,7 +128,7 @@ class Player:
         self._post({"type": "live", "live": self._live})
 
     def _controls(self) -> None:
-        self._post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": list(self.session.notes) if self.session is not None else [], "locked": self.session is None})
+        self._post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": list(self.session.notes) if self.session is not None else [], "locked": bool(self._live.get("loading"))})
 
     def flush(self) -> None:
         """Sends the page what it lacks, unless it is behind by the window."""
@@ -279,6 +280,7 @@ class Player:
 
     async def _open(self, job: Callable[[], Shown]) -> bool:
         self._tell(loading="Starting the engine …", progress=-1, banner=None, bad=False, offer=None)
+        self._controls()
         try:
             session = await self._work(job)
         except UserErrors as e:
@@ -295,7 +297,7 @@ class Player:
         self._post({"type": "said", "field": named, "error": text})
         if self.session is None:
             self._tell(banner=text, bad=True, offer={"text": "Try again", "cmd": "again"})
-            self._post({"type": "controls", "fields": opening.controls(self.settings, None), "notes": [], "locked": False})
+        self._controls()
 
     async def _restart(self, settings: Settings) -> None:
         """A new session in place of this one. The old one is closed only when the new one is there: a mistake loses nothing."""
@@ -383,6 +385,8 @@ class Player:
             self._seek = at
         else:
             s.seek(at.step)
+        if self._live.get("banner") and not self._live.get("bad") and not self._live.get("offer"):
+            self._tell(banner=None)  # it spoke of the end; we look elsewhere
         self.flush()
 
     def _go_event(self, by: int) -> None:

@@ -132,7 +132,8 @@ def lab(*, host: str = "127.0.0.1", port: int | None = None, browser: bool = Tru
     """Opens JupyterLab on a copy of the notebooks in the working folder (`cbviz-notebooks`), or on `folder`, until Ctrl-C. Returns the exit status."""
     port = free_port(host, port)
     root = Path(folder) if folder is not None else _own_copy()
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.ip={host}", f"--ServerApp.port={port}", f"--ServerApp.root_dir={root}", "--ServerApp.log_level=WARN", *([] if browser else ["--no-browser"]), *extra]
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.ip={host}", f"--ServerApp.port={port}", f"--ServerApp.root_dir={root}", "--ServerApp.log_level=WARN",
+               "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", *([] if browser else ["--no-browser"]), *extra]
     if (root / "explorer.ipynb").exists() and browser:
         command.append("--LabApp.default_url=/lab/tree/explorer.ipynb")
     return _serve(command, environment(), _url(host, port) + "lab", False, "JupyterLab")

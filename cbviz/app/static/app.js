@@ -126,7 +126,7 @@ export async function render({ model, el, Plotly }) {
         if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } loading.hidden = true;
         const tv = new TimelineView(Plotly, panels.timeline.body, app), bv = new BlockView(Plotly, panels.blocks.body.firstChild, app), sv = new SeriesView(Plotly, panels.util.body.firstChild, app); await tv.f.init(app.th); await bv.f.init(app.th); await sv.f.init(app.th); views = { tv, bv, sv, key }; Object.assign(app, views);
       } else { views.tv.win = 60; views.tv.follow = true; views.tv.n = undefined; views.tv.tkey = null; }
-      const M = app.R.meta; setText(panels.util.title, "Utilisation"); panels.util.sub.replaceChildren(h("i", { class: "cb-line", "aria-hidden": "true" }), "bytes/s", h("i", { class: "cb-line cb-dot", "aria-hidden": "true" }), "FLOP/s");
+      const M = app.R.meta; setText(panels.util.title, "Utilisation"); panels.util.sub.replaceChildren(h("i", { class: "cb-line", "aria-hidden": "true" }), "bytes/s", h("i", { class: "cb-line cb-dot", "aria-hidden": "true" }), "FLOP/s", h("span", { class: "cb-of", text: !views.sv.share ? "" : M.clock === "modelled" ? " modelled" : M.peaks_measured ? " of measured peak" : " of peak" }));
       app.utilOf = views.sv.share ? `of the ${M.peaks_measured ? "measured" : "data-sheet"} peak of ${M.device || "the device"}` : "no peak is known for this device"; panels.util.sub.title = app.utilOf; setText(panels.tokens.sub, M.missing.texts || "");
     } else app.R.apply(m, buf);
     const seen = app.seen.size; for (const q of app.R.rows) if (q && q.code) app.seen.add(q.code); if (app.seen.size > seen) legends();
@@ -134,9 +134,9 @@ export async function render({ model, el, Plotly }) {
   }
   function liveUpdate(m) {
     app.live = { ...app.live, ...m.live }; const L = app.live; root.classList.toggle("cb-playing", !!L.playing); playButton.setAttribute("aria-pressed", String(!!L.playing)); root.setAttribute("aria-busy", String(!!L.loading)); if (L.speed !== undefined && document.activeElement !== speed) speed.value = String(L.speed);
-    stepButton.disabled = !!L.loading; playButton.disabled = !!L.loading; promptBox.button.disabled = !!L.loading || !!L.recording; promptBox.button.title = L.recording ? "This is a recording: run it again to add requests" : ""; if (L.max_model_len) promptBox.max.max = L.max_model_len;
+    stepButton.disabled = playButton.disabled = !!L.loading || !L.open; promptBox.button.disabled = !!L.loading || !L.open || !!L.recording; promptBox.button.title = L.recording ? "This is a recording: run it again to add requests" : ""; if (L.max_model_len) promptBox.max.max = L.max_model_len;
     const note = L.loading || L.banner; banner.hidden = !note; banner.className = "cb-banner" + (L.loading ? " cb-loading" : "") + (L.bad ? " cb-badbanner" : ""); setText(bannerText, note || ""); bannerBar.hidden = !L.loading; if (L.progress >= 0) bannerBar.value = L.progress; else bannerBar.removeAttribute("value"); bannerClose.hidden = !!L.loading; bannerButton.hidden = !L.offer; if (L.offer) { setText(bannerButton, L.offer.text); bannerButton.onclick = () => app.send(L.offer.cmd); }
-    if (!app.R) { loading.hidden = false; setText(loading.firstChild, note || "starting the engine"); } paintHead(); if (views && app.R) { if (views.tv.n !== undefined && views.tv.nrows() !== views.tv.n) { app.advanced = true; app.dirty(); } }
+    if (!app.R) { loading.hidden = false; setText(loading.firstChild, L.loading || ""); } paintHead(); if (views && app.R) { if (views.tv.n !== undefined && views.tv.nrows() !== views.tv.n) { app.advanced = true; app.dirty(); } }
   }
   function said(m) {       // an error or a confirmation, put where it belongs
     if (m.cmd === "add") { if (m.error) promptBox.fail(m.error); else { promptBox.added(m.id); app.wantSel = m.id; } }

@@ -7,3 +7,5 @@ export const plural = (n, one, many = one + "s") => `${nf.format(n)} ${n === 1 ?
 // What fits in a block's cell: the number at the end of an id, else its first letters.
 export function shortId(id) { const m = /(\d{1,4})$/.exec(id); return m ? String(+m[1]) : id.slice(0, 3); }
 export const cut = (s, n) => (s.length <= n ? s : s.slice(0, n - 1) + "…");
+export const rate = (v, unit) => (v >= 1e12 ? `${sig(v / 1e12)} T${unit}` : `${sig(v / 1e9)} G${unit}`);
+export const compact = (v) => (v >= 1e6 ? (v / 1e6).toFixed(1) + "M" : v >= 1e4 ? (v / 1e3).toFixed(1) + "k" : Number.isInteger(v) ? nf.format(v) : sig(v));

@@ -2,7 +2,7 @@
 import { STATES, STATE_TEXT } from "./color.js";
 import { CACHED } from "./store.js";
 import { KINDS } from "./batch.js";
-import { nf, seconds, sig, percent, plural, cut } from "./format.js";
+import { nf, seconds, compact, percent, plural, cut } from "./format.js";
 import { h, sync, setText, setAttr } from "./dom.js";
 
 export function chip(app, r, extra = "") { const b = h("button", { type: "button", class: "cb-chip " + extra, "data-request": app.R.id(r), onclick: () => app.select(app.sel === r ? -1 : r) }, h("i", { "aria-hidden": "true" }), h("span", { text: app.R.id(r) })); return paintChip(app, b, r); }
@@ -30,8 +30,8 @@ export class TablePanel {
     this.abort.hidden = sel < 0; this.abort.disabled = !q || q.status === "finished" || q.status === "refused" || R.step !== R.steps;
     this.abort.title = this.abort.disabled && q && R.step !== R.steps ? "Go to the last step first: an abort takes effect before the next one" : "Takes effect just before the next step";
     if (!q) { if (sel >= 0) { this.facts.hidden = false; sync(this.facts, [["state", "not arrived"]], (f) => f[0], fact, fill); } return; }
-    const facts = [["state", q.end ? `${STATE_TEXT[STATES[q.code]]}: ${q.end}` : STATE_TEXT[STATES[q.code]]], ["prompt", plural(i.np, "token")], ["output", `${nf.format(q.outputs)} of ${nf.format(i.mt)}`], ["computed", `${nf.format(q.computed)} of ${nf.format(i.np + q.outputs)}`]];
-    if (q.cached) facts.push(["from cache", plural(q.cached, "token")]); if (q.preemptions) facts.push(["preempted", plural(q.preemptions, "time")]); if (i.pr) facts.push(["priority", String(i.pr)]);
+    const facts = [["state", q.end ? `${STATE_TEXT[STATES[q.code]]}: ${q.end}` : STATE_TEXT[STATES[q.code]]], ["prompt", nf.format(i.np)], ["output", `${nf.format(q.outputs)} / ${nf.format(i.mt)}`], ["computed", `${nf.format(q.computed)} / ${nf.format(i.np + q.outputs)}`]];
+    if (q.cached) facts.push(["from cache", nf.format(q.cached)]); if (q.preemptions) facts.push(["preempted", nf.format(q.preemptions) + "×"]); if (i.pr) facts.push(["priority", String(i.pr)]);
     sync(this.facts, facts, (f) => f[0], fact, fill);
     const bl = R.bl, list = Array.from(q.blocks.slice(0, 400), (b, k) => [k, b]);
     sync(this.cells, list, (c) => c[0] + ">" + c[1], ([k, b]) => h("span", { class: "cb-cell" }, h("i", { text: k + ">" }), h("b", { text: b ? String(b) : "null" }), h("em")), (n, [k, b]) => {
@@ -67,8 +67,8 @@ export class WhyPanel {
 // title, how to write it, what it means
 const METRICS = {
   mean_ttft_s: ["TTFT", seconds, "Mean time from arrival to the first token"], p99_ttft_s: ["TTFT p99", seconds, "99 of 100 requests had their first token sooner"], mean_itl_s: ["ITL", seconds, "Mean time between two tokens of a request"], mean_tpot_s: ["TPOT", seconds, "Mean time a token after the first, a request at a time"],
-  mean_e2e_s: ["E2E", seconds, "Mean time from arrival to the last token"], mean_queue_time_s: ["queued", seconds, "Mean time from arrival to the first step"], output_throughput: ["output", (v) => sig(v) + " tok/s", "Output tokens a second over the whole recording"], output_tokens: ["tokens", (v) => nf.format(v), "Tokens sampled"], makespan_s: ["makespan", seconds, "From the first step to the last"],
-  batch_utilisation: ["batch use", percent, "Batch utilisation: rows with useful work a seat, mean over steps"], kv_usage_mean: ["KV held", percent, "KV usage: slots that requests hold, mean over steps"], prefix_hit_tokens: ["prefix hits", (v) => nf.format(v) + " tok", "Tokens found in the cache"], num_preemptions: ["preempted", (v) => nf.format(v), "How often a request lost its blocks"], recomputed_tokens: ["recomputed", (v) => nf.format(v) + " tok", "Tokens computed again after a preemption"],
+  mean_e2e_s: ["E2E", seconds, "Mean time from arrival to the last token"], mean_queue_time_s: ["queued", seconds, "Mean time from arrival to the first step"], output_throughput: ["output", (v) => compact(v) + " tok/s", "Output tokens a second over the whole recording"], output_tokens: ["tokens", (v) => compact(v), "Tokens sampled"], makespan_s: ["makespan", seconds, "From the first step to the last"],
+  batch_utilisation: ["batch use", percent, "Batch utilisation: rows with useful work a seat, mean over steps"], kv_usage_mean: ["KV held", percent, "KV usage: slots that requests hold, mean over steps"], prefix_hit_tokens: ["prefix hits", (v) => compact(v), "Tokens found in the cache"], num_preemptions: ["preempted", (v) => nf.format(v), "How often a request lost its blocks"], recomputed_tokens: ["recomputed", (v) => compact(v), "Tokens computed again after a preemption"],
 };
 export class MetricsPanel {
   constructor(host, app, title) { this.app = app; this.title = title; this.dl = h("dl", { class: "cb-facts cb-metricslist" }); this.none = h("p", { class: "cb-empty", text: "Figures appear with the first tokens." }); host.append(this.none, this.dl); }

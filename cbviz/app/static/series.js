@@ -1,6 +1,6 @@
 // Utilisation: two Plotly lines over steps, in a frame, with the cursor on the overlay. Redrawn at most 5 times a second.
 import { Frame } from "./frame.js";
-import { percent, sig } from "./format.js";
+import { percent, rate } from "./format.js";
 export class SeriesView {
   // app: { R, th, seek, dirty }; the values of a step come from `figures`.
   constructor(Plotly, host, app, ms = 200, cap = 6000) {
@@ -32,7 +32,7 @@ export class SeriesView {
     this.fresh = false; this.n = R.steps; this.last = performance.now(); this.wait = Math.max(this.ms, Math.min(3000, 10 * (this.last - t0)));      // lines never take more than about a tenth of the main thread
   }
   over(f, x, g) { const { R, th } = this.app, c = g.l + (R.step - g.x0) * g.sx; if (R.step < 1 || c < g.l || c > g.l + g.w) return; x.fillStyle = th.accent; x.globalAlpha = 0.8; x.fillRect(Math.round(c) - 0.5, g.t, 1.5, g.h); x.globalAlpha = 1; }
-  text(i) { const { R } = this.app, m = R.meta, s = R.col("busy")[i]; if (!(s > 0)) return "no time taken"; const b = R.col("bytes")[i] / s, f = R.col("flops")[i] / s; return `${m.clock}: ${sig(b / 1e9)} GB/s${this.share ? ` = ${percent(b / m.peak_bytes_s)}` : ""}, ${sig(f / 1e9)} GFLOP/s${this.share ? ` = ${percent(f / m.peak_flops_s)} ${m.peaks_measured ? "of measured peak" : "of data-sheet peak"}` : ""}`; }
-  hover(p) { const i = p ? Math.round(p.x) - 1 : -1; if (i >= 0 && i < this.app.R.steps) this.f.showTip(p, `step ${i + 1}\n${this.text(i).replace(", ", "\n")}`); else this.f.hideTip(); }
+  text(i) { const { R } = this.app, m = R.meta, s = R.col("busy")[i]; if (!(s > 0)) return "no time taken"; const b = R.col("bytes")[i] / s, f = R.col("flops")[i] / s; if (!isFinite(b)) return "the work of this step is not known"; return `${rate(b, "B/s")}${this.share ? ` = ${percent(b / m.peak_bytes_s)}` : ""}, ${rate(f, "FLOP/s")}${this.share ? ` = ${percent(f / m.peak_flops_s)}` : ""}`; }
+  hover(p) { const i = p ? Math.round(p.x) - 1 : -1; if (i >= 0 && i < this.app.R.steps) this.f.showTip(p, `step ${i + 1}, ${this.app.R.meta.clock}\n${this.text(i).replace(", ", "\n")}`); else this.f.hideTip(); }
   destroy() { clearTimeout(this.timer); this.f.destroy(); }
 }
