@@ -18,7 +18,7 @@ from cbviz.session import Session
 from cbviz.trace.trace import Trace
 
 MOST_ROUNDS = 3
-ROUNDS_WITHIN_S = 240.0
+ROUNDS_WITHIN_S = 420.0
 """Where the number of rounds is not given: at most so many, and none is begun that would not end within so many seconds."""
 
 Rows = list[tuple[int, float]]
@@ -83,7 +83,7 @@ def rows(rounds: Sequence[Trace]) -> Rows:
 
 @dataclass(frozen=True)
 class Fit:
-    """Least squares over measured steps: seconds = cost_per_step_s + cost_per_token_s x tokens computed. `r2`: share of the variance that it explains (None: there is none)."""
+    """Least squares over measured steps: seconds = cost_per_step_s + cost_per_token_s x tokens computed. `r2`: share of the (weighted) variance that it explains; None: there is none."""
 
     cost_per_step_s: float
     cost_per_token_s: float
@@ -104,15 +104,19 @@ def fit(runs: Iterable[Rows]) -> Fit | None:
     """Cost of a step and of a token from the measured steps of all runs together. None if fewer than three steps were measured.
 
     The fit does not know which run a step belongs to: that is what makes a ratio that it predicts a check of one that was measured.
+    A step weighs 1 / tokens: the time of one that computes a hundred tokens varies more than that of a decode, and a few prompts would
+    otherwise outvote hundreds of decodes.
     """
     steps = [step for run in runs for step in run]
     if len(steps) < 3:
         return None
     tokens, seconds = np.array([n for n, _ in steps], dtype=float), np.array([s for _, s in steps], dtype=float)
     a = np.stack([np.ones_like(tokens), tokens], axis=1)
-    found, *_ = np.linalg.lstsq(a, seconds, rcond=None)
-    left, spread = seconds - a @ found, float(((seconds - seconds.mean()) ** 2).sum())
-    return Fit(float(found[0]), float(found[1]), len(steps), 1 - float((left**2).sum()) / spread if spread > 0 else None)
+    weight = 1 / tokens
+    found, *_ = np.linalg.lstsq(a * np.sqrt(weight)[:, None], seconds * np.sqrt(weight), rcond=None)
+    left = float((weight * (seconds - a @ found) ** 2).sum())
+    spread = float((weight * (seconds - np.average(seconds, weights=weight)) ** 2).sum())
+    return Fit(float(found[0]), float(found[1]), len(steps), 1 - left / spread if spread > 0 else None)
 
 
 __all__ = ["Fit", "Rows", "fit", "rows", "run_interleaved", "run_rounds", "total_s", "warm_up"]

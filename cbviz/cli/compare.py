@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20
 """Requests of a table for people; `--json` has all."""
-ROUNDS_HELP = "How often all is run; each step counts with its best time. By default up to 3 times with a measured clock, if that takes no more than 4 minutes."
+ROUNDS_HELP = "How often all is run; each step counts with its best time. By default up to 3 times with a measured clock, if that takes no more than 7 minutes."
 
 
 @plain_errors
@@ -188,7 +188,7 @@ def _print_timing(timing: dict[str, Any], rounds: int) -> None:
     if fitted is not None:
         explained = f", which explains {100 * fitted['r2']:.0f} % of their variance" if fitted["r2"] is not None else ""
         print(f"fitted:    {seconds(fitted['cost_per_step_s'])} a step and {seconds(fitted['cost_per_token_s'])} a token, "
-              f"least squares over {fitted['num_steps']:,} measured steps of all runs{explained}")
+              f"weighted least squares over {fitted['num_steps']:,} measured steps of all runs{explained}")
 
 
 def _described(trace: Trace) -> dict[str, Any]:
