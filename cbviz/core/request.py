@@ -41,8 +41,8 @@ class Request:
         """Prompt and outputs in one list: a chunk is a slice of it."""
         self.num_prompt_tokens = len(spec.prompt_token_ids)
         self.max_tokens = spec.max_tokens
-        self.output_end = spec.output_len if use_output_len and spec.output_len is not None else 0
-        """Simulated and taped runs: the output ends at this length as if the model had said so; 0: unknown."""
+        self.output_end = spec.output_len if use_output_len and spec.output_len is not None and spec.output_len < spec.max_tokens else 0
+        """Simulated and taped runs: the output ends at this length as if the model had said so; 0: it does not end before max_tokens."""
         self.priority = spec.priority
         self.arrival_s = spec.arrival_s
         """On the run's clock; the scheduler sets it for a request that comes by step."""

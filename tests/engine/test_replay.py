@@ -6,13 +6,13 @@ import json
 
 import msgspec
 import pytest
-from tests.core.fuzz import DISCIPLINE_NAMES, Case, LedgerRunner, ask, case, finish, judge, make_engine, make_trace, play
 
 from cbviz.core.check import check
 from cbviz.core.policy import POLICIES, Policy
 from cbviz.engine.engine import Engine
 from cbviz.messages import StepRecord
 from cbviz.trace.trace import Trace
+from tests.core.fuzz import DISCIPLINE_NAMES, Case, LedgerRunner, ask, case, finish, judge, make_engine, make_trace, play
 
 
 def follow(c: Case) -> tuple[Engine, Engine, Trace]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.fuzz import DISCIPLINE_NAMES, LedgerRunner, same
 
 import cbviz as cb
 from cbviz import events as ev
@@ -22,6 +21,7 @@ from cbviz.trace.accounting import check_trace
 from cbviz.trace.compare import compare
 from cbviz.trace.schema import KEYFRAME_EVERY
 from cbviz.trace.trace import Cursor, Trace, load
+from tests.core.fuzz import DISCIPLINE_NAMES, LedgerRunner, same
 
 SMALL = {"runner": "sim", "num_blocks": 25, "block_size": 4, "max_model_len": 80, "max_num_seqs": 4, "max_num_batched_tokens": 80}
 
@@ -342,7 +342,8 @@ def test_abort_in_any_state() -> None:
 
 def test_a_request_aborted_before_it_arrives_leaves_the_others() -> None:
     """By time and by step, long before and in the very step of its arrival."""
-    specs = [RequestSpec("a", (1, 2), 4, arrival_step=1), RequestSpec("b", (1, 2), 4, arrival_step=3), RequestSpec("c", (1, 2), 4, arrival_s=9.0), RequestSpec("d", (1, 2), 4, arrival_s=9.5)]
+    specs = [RequestSpec("a", (1, 2), 4, arrival_step=1), RequestSpec("b", (1, 2), 4, arrival_step=3),
+             RequestSpec("c", (1, 2), 4, arrival_s=9.0), RequestSpec("d", (1, 2), 4, arrival_s=9.5)]
     s = small(specs)
     s.abort("c")
     s.step(2)
