@@ -83,7 +83,10 @@ def rows(rounds: Sequence[Trace]) -> Rows:
 
 @dataclass(frozen=True)
 class Fit:
-    """Least squares over measured steps: seconds = cost_per_step_s + cost_per_token_s x tokens computed. `r2`: share of the (weighted) variance that it explains; None: there is none."""
+    """Least squares over measured steps: seconds = cost_per_step_s + cost_per_token_s x tokens computed.
+
+    `r2`: share of the weighted variance that it explains; None: there is none.
+    """
 
     cost_per_step_s: float
     cost_per_token_s: float
