@@ -18,7 +18,9 @@ _EXPORT = re.compile(r"^export (?=(async )?(function|const|class|let)\b)", re.M)
 LOADER = """
 const blob = async (src) => { const u = URL.createObjectURL(new Blob([src], { type: "text/javascript" })); try { return await import(u); } finally { URL.revokeObjectURL(u); } };
 const unzip = async (v) => new Response(new Blob([v]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-const plotly = (v) => (globalThis.__cbvizPlotly ??= unzip(v).then((s) => blob("const m={exports:{}};(function(module,exports,define){" + s + "\\n}).call(globalThis,m,m.exports,undefined);export default m.exports;")).then((m) => m.default));
+const plotly = (v) => (globalThis.__cbvizPlotly ??= unzip(v)
+  .then((s) => blob("const m={exports:{}};(function(module,exports,define){" + s + "\\n}).call(globalThis,m,m.exports,undefined);export default m.exports;"))
+  .then((m) => m.default));
 export default { async render({ model, el }) {
   const [P, A] = await Promise.all([plotly(model.get("plotly_gz")), blob(model.get("app_js"))]);
   return A.render({ model, el, Plotly: P });

@@ -53,7 +53,8 @@ def explorer(session: Session | Trace | None = None, *, scenario: str | None = N
         raise RuntimeError("the explorer needs a notebook's event loop: call it in JupyterLab or Voilà (cbviz lab, cbviz explore)") from None
     query = os.environ.get("QUERY_STRING", "")
     in_voila = "voila" in os.environ.get("SERVER_SOFTWARE", "").lower()
-    settings = Settings(scenario if scenario is not None else os.environ.get("CBVIZ_SCENARIO", opening.DEFAULT_SCENARIO), model or os.environ.get("CBVIZ_MODEL", "smollm2"), dict(config))
+    wanted = scenario if scenario is not None else os.environ.get("CBVIZ_SCENARIO", opening.DEFAULT_SCENARIO)
+    settings = Settings(wanted, model or os.environ.get("CBVIZ_MODEL", "smollm2"), dict(config))
     place: dict[str, str] = {}
     shown: Any = session
     problem = ""

@@ -19,8 +19,9 @@ from urllib.parse import parse_qsl
 
 from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, check_names, parse_value
 from cbviz.core.policy import POLICIES
+from cbviz.core.replay import ReplayError
 from cbviz.model import hub
-from cbviz.session import ReplayError, Session
+from cbviz.session import Session
 from cbviz.trace import Cursor, Trace, load
 from cbviz.workload.presets import PRESETS
 
@@ -33,8 +34,8 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{6,40}")
 Progress = Callable[[float, str], None]
 """Called with the share done (0..1, or -1 if unknown) and what is being done."""
 
-LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget", "num_blocks": "blocks",
-          "block_size": "block size", "enable_prefix_caching": "prefix cache", "seed": "seed"}
+LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
+          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "seed": "seed"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""
 _CLASSES = {n: f"cb-{n}" for n in ("scenario", "model", "discipline", "policy")}
 
@@ -80,7 +81,7 @@ def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, 
     changes = {k: v for k, v in given.items() if k in ("scenario", "model") or k in CONFIG_FIELDS}
     if changes.get("scenario") and changes["scenario"] not in PRESETS:
         raise ConfigError(f"scenario is {changes['scenario']!r}, it must be one of {', '.join(PRESETS)}")
-    place = {k: given[k] for k in ("run", "step") if k in given}
+    place: dict[str, str] = {k: given[k] for k in ("run", "step") if k in given}
     if "run" in place and not _RUN.fullmatch(place["run"]):
         del place["run"]
     return settings.changed(changes) if changes else settings, place
@@ -188,7 +189,8 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
             options = [[m.name, m.title, f"The real model: {m.file_bytes / 1e6:.0f} MB of weights on this machine."] for m in hub.list_models()]
             if settings.model != SIM and settings.model not in [o[0] for o in options]:
                 options.append([settings.model, Path(settings.model).name, "A model of your own."])
-            row.update(kind="select", options=[*options, [SIM, "Simulator, no model", "Made-up tokens and the modelled time of a large GPU."]], value=settings.model, live=False, help="Who computes the tokens.")
+            options.append([SIM, "Simulator, no model", "Made-up tokens and the modelled time of a large GPU."])
+            row.update(kind="select", options=options, value=settings.model, live=False, help="Who computes the tokens.")
         else:
             f = CONFIG_FIELDS[name]
             meta = f.metadata

@@ -23,7 +23,6 @@ from cbviz.app import opening
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.wire import Wire
 from cbviz.config import CONFIG_FIELDS, ConfigError
-from cbviz.model.hub import ModelError
 from cbviz.session import Session
 from cbviz.trace import Cursor, explain, metrics
 
@@ -39,13 +38,15 @@ DESERTED_S = 30.0
 DEFAULT_SPEED = 10.0
 
 Send = Callable[[dict[str, Any], list[bytes]], None]
-UserErrors = (ConfigError, ModelError, ValueError, KeyError, IndexError)
+UserErrors = (ValueError, LookupError, OSError, RuntimeError)
+"""What a wrong wish raises: of config, request, workload or model, all of them with a message for the user."""
 
 
 class Player:
     """One page and its session. `send(message, buffers)` reaches the page; `receive(message)` is what it sends."""
 
-    def __init__(self, send: Send, settings: Settings, *, session: Shown | None = None, run: str | None = None, at_step: int | None = None, address: bool = False, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(self, send: Send, settings: Settings, *, session: Shown | None = None, run: str | None = None, at_step: int | None = None, address: bool = False,
+                 loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._send = send
         self.loop = loop or asyncio.get_running_loop()
         self.settings = settings
@@ -128,7 +129,8 @@ class Player:
         self._post({"type": "live", "live": self._live})
 
     def _controls(self) -> None:
-        self._post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": list(self.session.notes) if self.session is not None else [], "locked": bool(self._live.get("loading"))})
+        notes = list(self.session.notes) if self.session is not None else []
+        self._post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": notes, "locked": bool(self._live.get("loading"))})
 
     def flush(self) -> None:
         """Sends the page what it lacks, unless it is behind by the window."""
@@ -292,7 +294,7 @@ class Player:
     def _refuse(self, e: Exception, field: str | None = None) -> None:
         """Says what is wrong at the field it names, else in the banner."""
         text = _text(e)
-        named = field or next((f for f in opening.LABELS if text.startswith(f + " ") or text.startswith(f"unknown {f}")), None)
+        named = field or next((f for f in opening.LABELS if text.startswith((f"{f} ", f"unknown {f} "))), None)
         self._tell(loading=None, progress=-1)
         self._post({"type": "said", "field": named, "error": text})
         if self.session is None:
@@ -443,7 +445,8 @@ class Player:
         self.flush()
         if not count:
             stuck = isinstance(s, Session) and s.engine.stuck
-            said = stuck or ("This is a recording, and this was its last step." if isinstance(s, Recording) else "All requests have ended. Add a prompt, restart, or look back with the slider.")
+            ended = "This is a recording, and this was its last step." if isinstance(s, Recording) else "All requests have ended. Add a prompt, restart, or look back with the slider."
+            said = stuck or ended
             self._tell(banner=said, bad=bool(stuck))
         elif self._live.get("banner") and not isinstance(s, Recording):
             self._tell(banner=None, bad=False)

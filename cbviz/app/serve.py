@@ -69,8 +69,8 @@ def set_nodelay() -> None:
         self.set_nodelay(True)
         return await before(self, *args, **kwargs)
 
-    Handler.open = open
-    Handler._cbviz_nodelay = True
+    setattr(Handler, "open", open)  # noqa: B010  # a method of another library's class, replaced knowingly
+    setattr(Handler, "_cbviz_nodelay", True)  # noqa: B010
 
 
 def notebooks() -> Path:
@@ -110,11 +110,13 @@ def explore_command(notebook: Path, host: str, port: int, extra: Sequence[str] =
     from jupyter_core.paths import jupyter_config_path
 
     folders = [os.getcwd(), *jupyter_config_path(), str(JUPYTER / "config")]
-    return [sys.executable, "-m", "voila", str(notebook), f"--port={port}", f"--Voila.ip={host}", "--no-browser", f"--template={TEMPLATE}", "--Voila.log_level=WARN", "--show_tracebacks=True",
+    return [sys.executable, "-m", "voila", str(notebook), f"--port={port}", f"--Voila.ip={host}", "--no-browser", f"--template={TEMPLATE}",
+            "--Voila.log_level=WARN", "--show_tracebacks=True",
             *(f"--Voila.config_file_paths={f}" for f in folders), *extra]
 
 
-def explore(scenario: str | None = None, model: str | None = None, *, host: str = "127.0.0.1", port: int | None = None, browser: bool = True, query: Mapping[str, str] | None = None, extra: Sequence[str] = ()) -> int:
+def explore(scenario: str | None = None, model: str | None = None, *, host: str = "127.0.0.1", port: int | None = None, browser: bool = True,
+            query: Mapping[str, str] | None = None, extra: Sequence[str] = ()) -> int:
     """Serves the explorer until Ctrl-C. Returns the exit status. Each page gets a kernel, and a session, of its own.
 
     Raises OSError if the port can't be used.

@@ -70,8 +70,8 @@ class Wire:
             self._trace = trace
             h = trace.header
             head.update(reset=True, num_blocks=h.num_blocks, block_size=h.block_size, series=list(SERIES),
-                        meta={"clock": h.clock, "device": h.device, "peak_bytes_s": h.peak_bytes_s, "peak_flops_s": h.peak_flops_s, "peaks_measured": h.peaks_measured, "model": h.model,
-                              "runner": h.runner, "workload": h.workload, "missing": h.missing})
+                        meta={"clock": h.clock, "device": h.device, "peak_bytes_s": h.peak_bytes_s, "peak_flops_s": h.peak_flops_s, "peaks_measured": h.peaks_measured,
+                              "model": h.model, "runner": h.runner, "workload": h.workload, "missing": h.missing})
         known = len(self._words)
         self._history(trace, steps, head, parts, reset)
         self._state(trace, cursor, head, parts)
@@ -117,7 +117,8 @@ class Wire:
         n = len(self._index)
         segments = trace.segments[:n]
         if reset:
-            pointers, flat = [0], []
+            pointers: list[int] = [0]
+            flat: list[int] = []
             for mine in segments:
                 flat.extend(s.step * 32 + s.code for s in mine)
                 pointers.append(len(flat))
@@ -166,8 +167,9 @@ class Wire:
                 chunks += (self._index[c.request_id], c.start, c.num_tokens, KIND["padded" if c.padding else "recompute" if c.num_recomputed and c.kind == "prefill" else c.kind])
             head["pad"] = record.num_padding_tokens
         parts["chunks"] = words(chunks)
-        c = view.config
-        head["config"] = {"discipline": str(c.get("discipline", "")), "policy": str(c.get("policy", "")), "budget": _whole(c.get("max_num_batched_tokens")), "max_num_seqs": _whole(c.get("max_num_seqs"))}
+        now = view.config
+        head["config"] = {"discipline": str(now.get("discipline", "")), "policy": str(now.get("policy", "")), "budget": _whole(now.get("max_num_batched_tokens")),
+                          "max_num_seqs": _whole(now.get("max_num_seqs"))}
 
     def _move(self, trace: Trace, cursor: Cursor) -> tuple[State, set[int] | None, set[int], set[str]]:
         """Brings the view to `cursor`. Returns it, the blocks that changed (None: all), those the last step changed, and the requests whose table did."""
@@ -195,8 +197,8 @@ class Wire:
         return view, None, view.touched.copy(), tables
 
     def _row(self, r: RequestState, with_blocks: bool) -> list[int]:
-        row = [r.index, CODE[r.state], max(0, r.num_computed_tokens), r.num_cached_tokens, len(r.output_token_ids), r.num_preemptions, self._word(r.wait_reason), max(0, r.wait_need), max(0, r.wait_have),
-               self._word(r.finish_reason), STATUS.index(r.status)]
+        row = [r.index, CODE[r.state], max(0, r.num_computed_tokens), r.num_cached_tokens, len(r.output_token_ids), r.num_preemptions,
+               self._word(r.wait_reason), max(0, r.wait_need), max(0, r.wait_have), self._word(r.finish_reason), STATUS.index(r.status)]
         return [*row, len(r.block_ids), *r.block_ids] if with_blocks else [*row, SAME_BLOCKS]
 
     def _word(self, text: str) -> int:

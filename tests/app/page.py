@@ -50,7 +50,8 @@ class Page:
         while i < len(w):
             r, nb = w[i], w[i + ROW_WORDS - 1]
             blocks = self.rows.get(r, {"blocks": []})["blocks"] if nb == SAME_BLOCKS else list(w[i + ROW_WORDS : i + ROW_WORDS + nb])
-            self.rows[r] = {"state": STATES[w[i + 1]], "computed": w[i + 2], "outputs": w[i + 4], "preemptions": w[i + 5], "wait": self.words[w[i + 6]], "end": self.words[w[i + 9]],
+            self.rows[r] = {"state": STATES[w[i + 1]], "computed": w[i + 2], "outputs": w[i + 4],
+                            "preemptions": w[i + 5], "wait": self.words[w[i + 6]], "end": self.words[w[i + 9]],
                             "status": STATUS[w[i + 10]], "blocks": blocks}
             i += ROW_WORDS + (0 if nb == SAME_BLOCKS else nb)
         if "words" in buf:

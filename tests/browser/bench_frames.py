@@ -26,7 +26,8 @@ NOTEBOOK = """
 import random
 import cbviz as cb
 rng = random.Random(0)
-specs = [cb.RequestSpec(f"r{{i + 1}}", tuple(rng.randrange(256, 40000) for _ in range(rng.randint(40, 400))), 2000, arrival_step=1 + i // 4, output_len=rng.randint(200, 600)) for i in range({requests})]
+prompts = [tuple(rng.randrange(256, 40000) for _ in range(rng.randint(40, 400))) for _ in range({requests})]
+specs = [cb.RequestSpec(f"r{{i + 1}}", p, 2000, arrival_step=1 + i // 4, output_len=rng.randint(200, 600)) for i, p in enumerate(prompts)]
 s = cb.Session(specs, runner="sim", discipline="chunked", max_num_seqs={requests}, num_blocks={blocks}, block_size=16, max_num_batched_tokens=1024)
 cb.explorer(s)
 """
@@ -61,7 +62,8 @@ def main() -> None:
         page_file.write_text(json.dumps(nb), "utf-8")
         port = serve.free_port("127.0.0.1", random.randint(18100, 28000))
         url = f"http://127.0.0.1:{port}/"
-        server = subprocess.Popen(serve.explore_command(page_file, "127.0.0.1", port), env=serve.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        command = serve.explore_command(page_file, "127.0.0.1", port)
+        server = subprocess.Popen(command, env=serve.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             assert serve.wait_until_up(url, server)
             browser = pw.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
@@ -77,8 +79,9 @@ def main() -> None:
             foreign = foreign_cores(mine, a.seconds)
             end = page.evaluate("({ frames: cbviz.frames(), step: cbviz.app.R.step, t: performance.now(), playing: cbviz.app.live.playing })")
             s = (end["t"] - start["t"]) / 1e3
-            print(json.dumps({"requests": a.requests, "blocks": a.blocks, "painted_frames_s": round((end["frames"] - start["frames"]) / s, 1), "steps_s": round((end["step"] - start["step"]) / s, 1), "seconds": round(s, 2),
-                              "still_playing": end["playing"], "foreign_cores": round(foreign, 2)}))
+            frames, steps = (round((end[k] - start[k]) / s, 1) for k in ("frames", "step"))
+            print(json.dumps({"requests": a.requests, "blocks": a.blocks, "painted_frames_s": frames, "steps_s": steps,
+                              "seconds": round(s, 2), "still_playing": end["playing"], "foreign_cores": round(foreign, 2)}))
             browser.close()
         finally:
             server.send_signal(signal.SIGTERM)

@@ -157,7 +157,8 @@ def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     source = (serve.notebooks() / "explorer.ipynb").read_text("utf-8")
     (root / "explorer.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='preemption', model='sim')"), "utf-8")
     (root / "real.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='chat', model='smollm2')"), "utf-8")
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--IdentityProvider.token=", f"--ServerApp.root_dir={root}",
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--IdentityProvider.token=",
+               f"--ServerApp.root_dir={root}",
                "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     env = serve.environment(CBVIZ_CACHE=str(cache), JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"), JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"))
     url = f"http://127.0.0.1:{port}/"
@@ -173,8 +174,8 @@ def newest_run(cache: Path) -> Trace:
 def assert_drawn(drawn: dict[str, Any], trace: Trace) -> None:
     """What the page has decoded and drawn equals the state of the session's own trace at the same moment."""
     s = trace.state(Cursor(drawn["step"], drawn["event"]))
-    assert drawn["requests"] == {r.request_id: {"state": r.state, "num_computed_tokens": max(0, r.num_computed_tokens), "output_tokens": len(r.output_token_ids), "blocks": r.block_ids,
-                                                "num_preemptions": r.num_preemptions} for r in s.by_index}
+    assert drawn["requests"] == {r.request_id: {"state": r.state, "num_computed_tokens": max(0, r.num_computed_tokens), "output_tokens": len(r.output_token_ids),
+                                                "blocks": r.block_ids, "num_preemptions": r.num_preemptions} for r in s.by_index}
     blocks = range(s.num_blocks)
     assert drawn["owners"] == [s.by_index[s.owner(b)].request_id if s.ref_count(b) else None for b in blocks]
     assert drawn["refs"] == [s.ref_count(b) for b in blocks]
