@@ -214,7 +214,7 @@ def export(
 @plain_errors
 def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recordings of a vLLM, step by step (.jsonl or .jsonl.gz).")],
-    out: Annotated[Path | None, typer.Option(help="The trace to write; with several files a folder. By default NAME.cbviz.jsonl.gz in the folder you are in.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="The trace to write; with several files a folder. By default NAME.cbviz.jsonl.gz here.", show_default=False)] = None,
     requests: Annotated[Path | None, typer.Option(help="The file of the recorded requests; by default the one that the recording names.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="A model on this machine whose tokenizer turns the tokens into words.", show_default=False)] = None,
 ) -> None:

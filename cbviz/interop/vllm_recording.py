@@ -501,7 +501,8 @@ def _config(file: Path, head: dict[str, Any]) -> tuple[EngineConfig, bool]:
         config = EngineConfig(
             discipline="vllm", policy=a["scheduling_policy"], max_num_seqs=a["max_num_seqs"], max_num_batched_tokens=r.get("max_num_scheduled_tokens", a["max_num_batched_tokens"]),
             max_model_len=a["max_model_len"], block_size=a["block_size"], num_blocks=r.get("num_blocks", a["num_gpu_blocks_override"]),
-            enable_prefix_caching=a["enable_prefix_caching"], enable_chunked_prefill=a["enable_chunked_prefill"], scheduler_reserve_full_isl=r.get("reserve_full_isl", True), seed=a.get("seed", 0), clock="measured")
+            enable_prefix_caching=a["enable_prefix_caching"],
+            enable_chunked_prefill=a["enable_chunked_prefill"], scheduler_reserve_full_isl=r.get("reserve_full_isl", True), seed=a.get("seed", 0), clock="measured")
     except KeyError as e:
         raise TraceError(f"{file}, line 1: engine_args lacks {e}") from None
     except ConfigError as e:

@@ -126,7 +126,7 @@ def _blocks(block_ids: Sequence[int]) -> str:
     return f" ({', '.join(map(str, block_ids[:6]))}{', ...' if len(block_ids) > 6 else ''})" if block_ids else ""
 
 
-def _wait(rid: str, reason: str, need: int, have: int, state: State, still: bool) -> str:
+def wait_sentence(rid: str, reason: str, need: int, have: int, state: State, still: bool) -> str:
     head = f"{rid} {'still waits' if still else 'waits'}: "
     if reason == "seats":
         seats = num_seats(state.config)
@@ -267,11 +267,11 @@ class _Step:
         told = {e.request_id: e for e in self.of(ev.NotAdmitted)}
         head = self.state.waiting[0] if self.state.waiting else None
         for rid, e in told.items():
-            self.say("waits", _wait(rid, e.reason, e.need, e.have, self.state, False) + self._behind(rid), (rid,))
+            self.say("waits", wait_sentence(rid, e.reason, e.need, e.have, self.state, False) + self._behind(rid), (rid,))
         if head is not None and head not in told and self.trace.has("reasons"):
             r = self.state.requests[head]
             if r.wait_reason:
-                self.say("waits", _wait(head, r.wait_reason, r.wait_need, r.wait_have, self.state, True) + self._behind(head), (head,))
+                self.say("waits", wait_sentence(head, r.wait_reason, r.wait_need, r.wait_have, self.state, True) + self._behind(head), (head,))
 
     def _behind(self, rid: str) -> str:
         waiting = self.state.waiting
@@ -443,6 +443,40 @@ class _Step:
 def explain_record(trace: Trace, record: StepRecord, state: State | None = None) -> list[Sentence]:
     """The sentences of one record. `state` is the state after it (default: the trace's own); events of a step still to come are not read."""
     return _Step(trace, record, trace.state(record.step) if state is None else state).tell()
+
+
+def explain_event(trace: Trace, record: StepRecord, index: int, state: State | None = None) -> Sentence:
+    """Event number `index` of the record in one sentence: for a cursor that walks through a step. `state` as in `explain_record`. Raises IndexError."""
+    if not 0 <= index < len(record.events):
+        raise IndexError(f"step {record.step} has events 0..{len(record.events) - 1}, not {index}")
+    e: Any = record.events[index]
+    told = _Step(trace, record, trace.state(record.step) if state is None else state)
+    if isinstance(e, ev.Executed):
+        n, total = len(record.chunks), sum(c.num_tokens for c in record.chunks) + record.num_padding_tokens
+        return Sentence(
+            "step", f"All is decided: the forward pass computes {count(total, 'token')} of {count(n, 'request')}" if n else "All is decided: there is nothing to compute"
+        )
+    if isinstance(e, ev.Sampled):
+        ids = listed(e.token_ids, 6)
+        text = f"{e.request_id} got {'token' if len(e.token_ids) == 1 else 'tokens'} {ids}" if e.token_ids else f"{e.request_id} got no token"
+        return Sentence("decode", text + (f"; {count(e.num_rejected, 'draft')} {are(e.num_rejected)} thrown away" if e.num_rejected else ""), (e.request_id,))
+    if isinstance(e, ev.Scheduled):
+        told.chunks()
+        capped = next((s for s in told.said if s.request_ids == (e.request_id,)), None)
+        last = e.start + e.num_tokens - 1
+        where = f"position {e.start}" if e.num_tokens == 1 else f"positions {e.start} to {last}"
+        taken_back = ", taken back later in this step" if e.request_id not in told.kinds else ", only as padding" if e.padding else ""
+        return capped or Sentence(
+            "prefill" if e.num_tokens > 1 else "decode", f"{e.request_id} takes {count(e.num_tokens, 'token')} of this step, {where}{taken_back}", (e.request_id,)
+        )
+    told.by_type = {type(e): [e]}
+    for part in (told.preemptions, told.entrance, told.waits, told.admissions, told.results, told.memory):
+        part()
+    own = getattr(e, "request_id", None)
+    said = [s for s in told.said if s.kind != "waits" or (isinstance(e, ev.NotAdmitted) and s.request_ids == (own,))]
+    if not said:
+        raise AssertionError(f"explain has no words for {type(e).__name__}")
+    return said[0]
 
 
 def explain(trace: Trace, step: int) -> list[Sentence]:

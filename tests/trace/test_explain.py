@@ -281,3 +281,88 @@ def test_words() -> None:
 def test_a_state_can_be_given() -> None:
     trace = golden()
     assert explain_record(trace, trace.record(4), trace.state(4)) == explain(trace, 4)
+
+
+def documented(kind: type, after: str = "`reason`") -> set[str]:
+    """The values that an event's docstring names for its reason."""
+    import re
+
+    text = (kind.__doc__ or "").split(after, 1)[1].split("`for_id`")[0]
+    return set(re.findall(r"`([a-z_-]+)`", text))
+
+
+def written(*methods: str) -> set[str]:
+    """Texts that the scheduler hands to these methods as a reason, read from its source."""
+    import ast
+    import inspect
+
+    from cbviz.core import scheduler
+
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(scheduler))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
+            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return found
+
+
+def test_every_reason_to_wait_has_words_of_its_own() -> None:
+    reasons = documented(ev.NotAdmitted) | written("_wait")
+    assert {"seats", "blocks", "budget", "batch", "preempted", "watermark", "reserve", "guarantee", "estimate", "degraded", "policy"} <= reasons
+    for reason in reasons:
+        said = run(ev.NotAdmitted("w1", reason, 4, 2), waiting=1)[0]
+        assert said != f"w1 waits: {reason}" and said.startswith("w1 waits: "), reason
+    assert {reason for reason, _, _ in WAITS} >= reasons
+
+
+def test_every_end_and_every_skip_has_words() -> None:
+    from cbviz.trace.explain import SKIPS
+
+    assert documented(ev.Finished) - {"stop_id"} == set(ENDS) | {"abort"}
+    assert documented(ev.Skipped) == set(SKIPS)
+    assert written("Skipped") <= set(SKIPS)
+
+
+def test_every_event_alone_has_words() -> None:
+    """A cursor inside a step can tell each event: of the golden run, of real runs of all disciplines, and of every type that there is."""
+    from cbviz.config import DISCIPLINES
+    from cbviz.trace.explain import explain_event
+    from tests.runs import run as simulate
+
+    traces = [golden(), *(simulate(discipline=d, num_blocks=22) for d in DISCIPLINES), simulate(sliding_window=8)]
+    told: dict[type, str] = {}
+    for trace in traces:
+        for record in trace:
+            for i, e in enumerate(record.events):
+                s = explain_event(trace, record, i)
+                assert s and s.kind in KINDS and (not getattr(e, "request_id", "") or e.request_id in s or isinstance(e, ev.SeatHeld))
+                told[type(e)] = s
+    for events, fields, _ in OTHERS:
+        for e in events:
+            if type(e) not in told:
+                trace = Trace(TraceHeader(num_blocks=32, block_size=4, config={"max_num_seqs": 3}))
+                first: list[ev.Event] = [ev.Arrived(rid, i, 9, 20) for i, rid in enumerate(("a", "b", "c", "w1", "w2"))]
+                first += [ev.Admitted(rid, False, 0, 0, i) for i, rid in enumerate(("a", "b", "c"))]
+                trace.append(StepRecord(1, 0.0, 1.0, "measured", [], first))
+                trace.append(StepRecord(2, 1.0, 2.0, "measured", [], list(events), **{k: v for k, v in fields.items() if k == "chunks"}))
+                told[type(e)] = explain_event(trace, trace.record(2), events.index(e))
+    assert set(told) == set(ev.AnyEvent.__args__)
+    with pytest.raises(IndexError):
+        explain_event(golden(), golden().record(8), 2)
+
+
+def test_a_step_event_by_event() -> None:
+    from cbviz.trace.explain import explain_event
+
+    trace = golden()
+    record = trace.record(4)
+    assert [explain_event(trace, record, i) for i in range(9)] == [
+        "r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 tokens, less what the cache still has",
+        "Cached block 7 went to r1: r3 used it last, up to this step",
+        "r1 takes 1 new block (7)",
+        "r1 takes 1 token of this step, position 12",
+        "r2 takes 1 token of this step, position 11",
+        "r3 waits: nobody is admitted in a step that preempted a request; 1 more request waits behind it",
+        "All is decided: the forward pass computes 2 tokens of 2 requests",
+        "r1 got token 14",
+        "r1 finished: it has its 4 tokens (max_tokens)",
+    ]
