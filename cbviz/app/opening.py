@@ -81,6 +81,8 @@ def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, 
     changes = {k: v for k, v in given.items() if k in ("scenario", "model") or k in CONFIG_FIELDS}
     if changes.get("scenario") and changes["scenario"] not in PRESETS:
         raise ConfigError(f"scenario is {changes['scenario']!r}, it must be one of {', '.join(PRESETS)}")
+    if changes.get("model") and changes["model"] not in (SIM, settings.model, *hub.REGISTRY):  # a link must not make this machine fetch or open what its author likes
+        raise ConfigError(f"model is {changes['model']!r}, in an address it must be one of {', '.join([*hub.REGISTRY, SIM])}; others are named on the command line")
     place: dict[str, str] = {k: given[k] for k in ("run", "step") if k in given}
     if "run" in place and not _RUN.fullmatch(place["run"]):
         del place["run"]
@@ -231,6 +233,9 @@ def tidy_runs(keep: int = KEEP_RUNS, young_s: float = 86400.0) -> None:
         for old in files[keep:]:
             if time.time() - old.stat().st_mtime > young_s:
                 old.unlink()
+        for left in runs_dir().glob("*.before"):
+            if time.time() - left.stat().st_mtime > young_s:
+                left.unlink()
 
 
 def take_over(run: str) -> Trace | None:
@@ -244,5 +249,16 @@ def take_over(run: str) -> Trace | None:
     except (OSError, ValueError):
         return None
     with suppress(OSError):
-        os.replace(path, path.with_suffix(".jsonl.before"))
+        os.replace(path, _before(path))
     return trace
+
+
+def give_back(run: str) -> None:
+    """Undoes `take_over`: the run could not go on, and stays as it was for the next try."""
+    path = run_path(run)
+    with suppress(OSError):
+        os.replace(_before(path), path)
+
+
+def _before(path: Path) -> Path:
+    return path.with_suffix(".before")

@@ -268,7 +268,13 @@ class Player:
             trace = opening.take_over(run) if self._at_step is not None or path.exists() else None
             if trace is None or not len(trace):
                 return opening.open_session(self.settings, path, self._progress)
-            shown = opening.reopen(trace, path, self._progress)
+            try:
+                shown = opening.reopen(trace, path, self._progress)
+            except BaseException:
+                opening.give_back(run)
+                raise
+            if isinstance(shown, Recording):
+                opening.give_back(run)
             if want is not None:
                 shown.seek(min(max(0, want), len(shown.trace)))
             self.settings = opening.settings_of(shown)
@@ -445,7 +451,9 @@ class Player:
         self.flush()
         if not count:
             stuck = isinstance(s, Session) and s.engine.stuck
-            ended = "This is a recording, and this was its last step." if isinstance(s, Recording) else "All requests have ended. Add a prompt, restart, or look back with the slider."
+            ended = "All requests have ended. Add a prompt, restart, or look back with the slider."
+            if isinstance(s, Recording):
+                ended = "This is a recording, and this was its last step."
             said = stuck or ended
             self._tell(banner=said, bad=bool(stuck))
         elif self._live.get("banner") and not isinstance(s, Recording):

@@ -111,7 +111,7 @@ def explore_command(notebook: Path, host: str, port: int, extra: Sequence[str] =
 
     folders = [os.getcwd(), *jupyter_config_path(), str(JUPYTER / "config")]
     return [sys.executable, "-m", "voila", str(notebook), f"--port={port}", f"--Voila.ip={host}", "--no-browser", f"--template={TEMPLATE}",
-            "--Voila.log_level=WARN", "--show_tracebacks=True",
+            "--Voila.log_level=ERROR", "--show_tracebacks=True",
             *(f"--Voila.config_file_paths={f}" for f in folders), *extra]
 
 

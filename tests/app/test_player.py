@@ -374,6 +374,22 @@ def test_a_new_kernel_reopens_the_run_at_the_same_step() -> None:
     asyncio.run(go())
 
 
+def test_a_run_that_cannot_go_on_is_still_there_after_another_reload() -> None:
+    async def go() -> None:
+        s = Session("burst", runner="sim")
+        s.step(6)
+        s.trace.header.runner = "somewhere-else"
+        run = opening.new_run()
+        s.trace.save(opening.run_path(run))
+        for _ in range(2):
+            async with opened(settings=Settings("chat", "sim"), run=run, at_step=4) as (page, player):
+                assert page.page.step == 4
+                assert "recording" in page.live["banner"]
+                assert len(player.session.trace) == 6  # type: ignore[union-attr]
+
+    asyncio.run(go())
+
+
 def test_a_recording_that_cannot_go_on_is_shown_and_offers_to_run_again() -> None:
     async def go() -> None:
         s = Session("burst", runner="sim")
@@ -455,6 +471,9 @@ def test_query_settings() -> None:
     assert opening.query_settings("run=../../etc/passwd", Settings())[1] == {}
     with pytest.raises(ValueError, match="scenario"):
         opening.query_settings("scenario=x", Settings())
+    with pytest.raises(ValueError, match="model"):
+        opening.query_settings("model=some/repo", Settings())
+    assert opening.query_settings("model=own.gguf", Settings(model="own.gguf"))[0].model == "own.gguf"
     fields = opening.query_settings("seed=-1", Settings())[0].fields()  # a limit is looked at when the session is made
     with pytest.raises(ValueError, match="seed"):
         Session(None, runner="sim", **fields)
