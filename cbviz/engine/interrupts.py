@@ -7,12 +7,14 @@ A second interrupt while one waits is raised at once: whoever presses twice mean
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps: its wrappers make enums of handlers, which costs 40 times as much, twice a step
 import signal
 from collections.abc import Callable
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
+SIGINT = int(signal.SIGINT)
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -31,7 +33,7 @@ class _Waiting:
     def deliver(self) -> None:
         if self.one:
             self.one = False
-            self.handler(signal.SIGINT, None)
+            self.handler(SIGINT, None)
 
 
 _waiting = _Waiting()
@@ -44,16 +46,16 @@ class held:
     """Interrupts wait until the outermost such block ends."""
 
     def __enter__(self) -> None:
-        now = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
+        now = _signal.getsignal(SIGINT) if current_thread() is main_thread() else None
         # Nothing to do in another thread, where interrupts are switched off, and inside such a block.
         self._outermost = callable(now) and now != _waiting.note
         if self._outermost and callable(now):
             _waiting.handler, _waiting.one = now, False
-            signal.signal(signal.SIGINT, _waiting.note)
+            _signal.signal(SIGINT, _waiting.note)
 
     def __exit__(self, *_: object) -> None:
         if self._outermost:
-            signal.signal(signal.SIGINT, _waiting.handler)
+            _signal.signal(SIGINT, _waiting.handler)
             _waiting.deliver()
 
 
@@ -61,11 +63,11 @@ class let_in:
     """Inside `held()`: interrupts are raised again, the one that waits at once."""
 
     def __enter__(self) -> None:
-        self._inside = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) == _waiting.note
+        self._inside = current_thread() is main_thread() and _signal.getsignal(SIGINT) == _waiting.note
         if self._inside:
             _waiting.deliver()
-            signal.signal(signal.SIGINT, _waiting.handler)
+            _signal.signal(SIGINT, _waiting.handler)
 
     def __exit__(self, *_: object) -> None:
         if self._inside:
-            signal.signal(signal.SIGINT, _waiting.note)
+            _signal.signal(SIGINT, _waiting.note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import msgspec
 import pytest
@@ -44,6 +45,28 @@ def test_a_mirror_follows(discipline: str, seed: int) -> None:
     c.at.setdefault(9, []).append(("configure", {"policy": "priority", "max_num_seqs": 2}))
     c.at.setdefault(20, []).append(("configure", {"discipline": "vllm"}))
     follow(c)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_under_overload(seed: int) -> None:
+    """Time limits, full queues, shedding, degradation and deadlines, all at once: invariants hold, blocks come back, and a mirror follows."""
+    rng = random.Random(seed)
+    c = case(seed)
+    c.config = c.config.replace(timeout_s=rng.choice((0.0, 0.002, 0.01)), shed_after_s=rng.choice((0.0, 0.001, 0.004)), max_waiting_requests=rng.choice((0, 2, 5)),
+                                max_waiting_tokens=rng.choice((0, 60)), degrade_above=rng.choice((0.0, 0.4)))
+    c.specs = [msgspec.structs.replace(x, deadline_s=rng.choice((None, 0.0005, 0.003)), session=rng.choice((None, "s1", "s2"))) for x in c.specs]
+    follow(c)
+
+
+def test_overload_cases_are_hard() -> None:
+    reasons = set()
+    for seed in range(60):
+        rng = random.Random(seed)
+        c = case(seed)
+        c.config = c.config.replace(timeout_s=rng.choice((0.0, 0.002)), shed_after_s=0.001, max_waiting_requests=2)
+        c.specs = [msgspec.structs.replace(x, deadline_s=rng.choice((None, 0.001))) for x in c.specs]
+        reasons |= {r.finish_reason.split(":")[0] for r in play(c)[1].state().by_index}
+    assert {"length", "abort", "timeout", "deadline", "shed", "refused"} <= reasons
 
 
 def test_a_mirror_asks_no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
