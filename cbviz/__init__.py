@@ -18,10 +18,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from cbviz import views
     from cbviz.app.explorer import explorer
+    from cbviz.breakpoints import on, watch
     from cbviz.config import ConfigError, EngineConfig
     from cbviz.core.policy import policy
     from cbviz.messages import RequestError, RequestSpec, Sampling
-    from cbviz.session import Session, on
+    from cbviz.session import Session
     from cbviz.trace.compare import compare
     from cbviz.trace.explain import explain
     from cbviz.trace.metrics import metrics
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigError", "Cursor", "EngineConfig", "RequestError", "RequestSpec", "Sampling", "Session", "Trace", "__version__",
-    "compare", "explain", "explorer", "load", "metrics", "on", "policy", "views",
+    "compare", "explain", "explorer", "load", "metrics", "on", "policy", "views", "watch",
 ]
 
 _HOMES = {
@@ -46,8 +47,9 @@ _HOMES = {
     "explorer": "cbviz.app.explorer",
     "load": "cbviz.trace.trace",
     "metrics": "cbviz.trace.metrics",
-    "on": "cbviz.session",
+    "on": "cbviz.breakpoints",
     "policy": "cbviz.core.policy",
+    "watch": "cbviz.breakpoints",
 }
 """Where each public name lives. `views` is a package of its own and not in the table."""
 

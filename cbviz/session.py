@@ -17,6 +17,7 @@ import msgspec
 from cbviz import cost as costs
 from cbviz import events as ev
 from cbviz import workload as workloads
+from cbviz.breakpoints import Breakpoint, Predicate, Stop, Watch, as_breakpoint, held, last_stop, next_stop, on, stop_of
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, check_names
 from cbviz.core.policy import get_policy
 from cbviz.core.replay import ReplayError
@@ -31,8 +32,6 @@ from cbviz.trace.trace import Cursor, Trace
 
 RUNNERS = ("torch", "sim", "tape")
 DEFAULT_MAX_TOKENS = 64
-
-Predicate = Callable[[StepRecord, State], bool]
 
 
 class Stuck(RuntimeError):
@@ -99,7 +98,11 @@ class Session:
             if strange := next((x for x in specs if not isinstance(x, RequestSpec)), None):
                 raise RequestError(f"a workload is a preset's name, a file, or a list of RequestSpec; the list holds {strange!r:.80}")
         self.workload: list[RequestSpec] = specs
-        self.breakpoints: list[Predicate] = []
+        self.breakpoints: list[Breakpoint | Predicate] = []
+        """Where `step`, `run` and `run_to` stop; see `break_on`. Plain predicates may be appended too."""
+        self.watches: list[Watch] = []
+        self.stopped_by: Stop | None = None
+        """Why the last `step`, `run`, `run_to` or `run_back` stopped where it did; None if no breakpoint held."""
         self.name = "main"
         self.parent: Session | None = None
         self.branches: list[Session] = []
@@ -182,7 +185,7 @@ class Session:
         return self.engine.digest()
 
     def on_change(self, f: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `f(what)` after each change; `what` is step, seek, reset, config, request or branch. Returns a function that stops it."""
+        """Calls `f(what)` after each change; `what` is step, seek, reset, config, request, branch, breakpoints or watches. Returns a function that stops it."""
         self._listeners.append(f)
         return lambda: self._listeners.remove(f) if f in self._listeners else None
 
@@ -193,19 +196,13 @@ class Session:
     # running ------------------------------------------------------------------------------------------------------------
 
     def step(self, n: int = 1) -> StepRecord | None:
-        """Runs `n` iterations and shows the last. None if nothing was left to do. An error leaves the engine as it was before the step."""
+        """Runs `n` iterations, fewer if a breakpoint stops it (`stopped_by`), and shows the last. None if nothing was left to do.
+
+        An error of the engine leaves it as it was before the step; a breakpoint that fails raises BreakpointError after the step.
+        """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigError(f"n is {n!r}, it must be a whole number of steps, 1 or more")
-        record, before = None, len(self.trace)
-        try:
-            for _ in range(n):
-                now = self._step()
-                if now is None:
-                    break
-                record = now
-        finally:
-            self._show_last(before)
-        return record
+        return self._go(None, n, None, stuck=False)
 
     def _show_last(self, before: int) -> None:
         """Moves the cursor to the end if steps were made, also where an error or Ctrl-C ended them."""
@@ -259,13 +256,22 @@ class Session:
         return texts
 
     def run(self, until: Predicate | None = None, max_steps: int | None = None, progress: Callable[[StepRecord], None] | None = None) -> StepRecord | None:
-        """Steps until `until(record, state)` holds (see `on`), a breakpoint does, `max_steps` are done, or nothing is left.
+        """Steps until `until(record, state)` holds (see `on`), a breakpoint does (`stopped_by` says which and why), `max_steps` are done, or nothing is left.
 
-        Raises Stuck if requests wait that can never be admitted.
+        Raises Stuck if requests wait that can never be admitted, and BreakpointError for a condition that fails: the step is done and kept by then.
         """
-        record, before = None, len(self.trace)
-        done = 0
-        self.cursor = self.trace.last
+        return self._go(until, max_steps, progress)
+
+    def _go(self, until: Predicate | None, max_steps: int | None, progress: Callable[[StepRecord], None] | None, stuck: bool = True) -> StepRecord | None:
+        self.stopped_by = None
+        stops = self._enabled()
+        wanted = None if until is None else as_breakpoint(until)
+        before: dict[Breakpoint, bool] = {}
+        if stops and len(self.trace):
+            held([b for b in stops if b.level], self.trace[-1], self.trace.state(), before)
+        record, done, length = None, 0, len(self.trace)
+        if stuck:
+            self.cursor = self.trace.last
         try:
             while max_steps is None or done < max_steps:
                 now = self._step()
@@ -274,13 +280,93 @@ class Session:
                 record, done = now, done + 1
                 if progress is not None:
                     progress(record)
-                if self.engine.stuck:
+                if stuck and self.engine.stuck:
                     raise Stuck(self.engine.stuck)
-                if (until is not None and until(record, self.trace.state())) or any(b(record, self.trace.state()) for b in self.breakpoints):
+                if (stops or wanted is not None) and self._stops_at(record, stops, wanted, before):
                     break
         finally:
-            self._show_last(before)
+            self._show_last(length)
         return record
+
+    def _stops_at(self, record: StepRecord, stops: list[Breakpoint], wanted: Breakpoint | None, before: dict[Breakpoint, bool]) -> bool:
+        state = self.trace.state()
+        found = held(stops, record, state, before) if stops else []
+        for b in found:
+            b.hits += 1
+        if wanted is not None:
+            found += held([wanted], record, state)
+        if found:
+            self.stopped_by = stop_of(found, self.trace, record, state)
+        return bool(found)
+
+    def _enabled(self) -> list[Breakpoint]:
+        self.breakpoints[:] = [as_breakpoint(b) for b in self.breakpoints]
+        return [b for b in self.breakpoints if isinstance(b, Breakpoint) and b.enabled]
+
+    # breakpoints and watches --------------------------------------------------------------------------------------------
+
+    def break_on(self, event: str | Predicate | None = None, *, request: str | None = None, block: int | None = None, kv_above: float | None = None, when: str | None = None,
+                 name: str | None = None) -> Breakpoint:
+        """Sets a breakpoint (see `cbviz.on` for what it may be set on); its `enabled` switches it, `clear` removes it. Raises ConfigError, WatchError."""
+        b = event if isinstance(event, Breakpoint) else on(event, request=request, block=block, kv_above=kv_above, when=when, name=name)
+        used = {x.name for x in self.breakpoints if isinstance(x, Breakpoint)}
+        wish, n = b.name, 2
+        while b.name in used:
+            b.name, n = f"{wish} ({n})", n + 1
+        self.breakpoints.append(b)
+        self._changed("breakpoints")
+        return b
+
+    def clear(self, name: str | None = None) -> None:
+        """Removes the breakpoint of that name, or all. Raises KeyError if there is none."""
+        keep = [] if name is None else [b for b in self.breakpoints if as_breakpoint(b).name != name]
+        if name is not None and len(keep) == len(self.breakpoints):
+            raise KeyError(f"no breakpoint {name!r}")
+        self.breakpoints[:] = keep
+        self._changed("breakpoints")
+
+    def run_back(self) -> Stop | None:
+        """Moves the cursor (only the cursor) back to the last step before it at which a breakpoint stops; without one it stays, and None is returned.
+
+        `Stop.cursor` is the moment inside the step. Raises BreakpointError.
+        """
+        self.stopped_by = last_stop(self.trace, self._enabled(), self.cursor.step)
+        if self.stopped_by is not None:
+            self.seek(self.stopped_by.step)
+        return self.stopped_by
+
+    def run_on(self, progress: Callable[[StepRecord], None] | None = None) -> Stop | None:
+        """From the cursor to the next stop: over recorded steps first, then live. Returns why it stopped, None if the run came to its end. Raises as `run`."""
+        self.stopped_by = next_stop(self.trace, self._enabled(), self.cursor.step)
+        if self.stopped_by is not None:
+            self.seek(self.stopped_by.step)
+        else:
+            if self.cursor != self.trace.last:
+                self.seek(len(self.trace))
+            self.run(progress=progress)
+        return self.stopped_by
+
+    def run_to(self, step: int) -> Stop | None:
+        """Shows step `step`: a recorded one by moving the cursor, a later one by running until it is there, a breakpoint stops it, or nothing is left."""
+        if step < 0:
+            raise IndexError(f"step {step}: the first is 0, before anything happened")
+        self.stopped_by = None
+        if step <= len(self.trace):
+            self.seek(step)
+        else:
+            self.run(max_steps=step - len(self.trace))
+        return self.stopped_by
+
+    def watch(self, expression: str, name: str | None = None) -> Watch:
+        """Adds an expression whose value `watched` tells (see `cbviz.watch`). Raises WatchError."""
+        w = Watch(expression, name)
+        self.watches.append(w)
+        self._changed("watches")
+        return w
+
+    def watched(self) -> dict[str, Any]:
+        """The values of the watches at the cursor."""
+        return {w.name: w.value(self.trace, self.cursor) for w in self.watches}
 
     # inputs -------------------------------------------------------------------------------------------------------------
 
@@ -398,7 +484,8 @@ class Session:
             raise ConfigError(f"{', '.join(fixed)} can't change in the middle of a run: fork at step 0 with it")
         new: Session = object.__new__(Session)
         new.__dict__.update(self.__dict__)
-        new._listeners, new.breakpoints, new.branches = [], [], []
+        new._listeners, new.breakpoints, new.branches, new.stopped_by = [], [], [], None
+        new.watches = list(self.watches)
         new.parent, new.forked_at = self, step
         told = [f"{k}={v}" for k, v in changes.items()] + [f"+{len(add)} requests"] * bool(add) + [f"without {', '.join(remove)}"] * bool(remove)
         told += [f"other prompt for {', '.join(prompts)}"] if prompts else []
@@ -598,37 +685,6 @@ class Session:
 
     def _sync(self) -> None:
         self.recomputed_blocks = self.engine.sync()
-
-
-_EVENTS: dict[str, type[ev.Event]] = {
-    "preempted": ev.Preempted, "evicted": ev.Evicted, "finished": ev.Finished, "admitted": ev.Admitted, "refused": ev.Refused, "waits": ev.NotAdmitted,
-    "prefix miss": ev.PrefixMiss, "prefix hit": ev.PrefixHit, "arrived": ev.Arrived, "skipped": ev.Skipped,
-}
-
-
-def on(event: str | None = None, *, request: str | None = None, kv_above: float | None = None) -> Predicate:
-    """A condition for `Session.run(until=...)` and breakpoints: an event by name, of one request or any; or KV usage above a share (0..1).
-
-    Raises ConfigError for an unknown event, naming the known ones.
-    """
-    if event is None and kv_above is None and request is None:
-        raise ConfigError(f"on() needs an event ({', '.join(_EVENTS)}), request=, or kv_above=")
-    if event is not None and event not in _EVENTS:
-        raise ConfigError(f"event is {event!r}, it must be one of {', '.join(_EVENTS)}")
-    kinds = (_EVENTS[event],) if event is not None else tuple(_EVENTS.values())
-
-    def holds(record: StepRecord, state: State) -> bool:
-        if kv_above is not None:
-            usable = state.num_blocks - 1
-            return usable > 0 and 1 - state.num_free_blocks / usable > kv_above
-        return any(isinstance(e, kinds) and (request is None or getattr(e, "request_id", None) == request) and _counts(e) for e in record.events)
-
-    return holds
-
-
-def _counts(e: ev.Event) -> bool:
-    """A prefix that stopped only because the prompt ended is no miss."""
-    return not (isinstance(e, ev.PrefixMiss) and e.cause in ("partial", "last-token"))
 
 
 _LOADED: dict[tuple[str, str], Any] = {}
