@@ -27,6 +27,8 @@ from cbviz.workload.presets import PRESETS
 
 SIM = "sim"
 """The name, in the list of models, of the simulator."""
+OWN_REQUESTS = "requests"
+"""The workload's name in the trace of a session that was given a list of requests."""
 DEFAULT_SCENARIO = "chat"
 KEEP_RUNS = 20
 _RUN = re.compile(r"[A-Za-z0-9_-]{6,40}")
@@ -161,8 +163,7 @@ def reopen(trace: Trace, autosave: Path | None, progress: Progress) -> Shown:
 def settings_of(shown: Shown) -> Settings:
     """The settings that would open `shown` again from its start."""
     h = shown.trace.header
-    scenario = h.workload if h.workload in PRESETS else "" if h.workload in ("", "requests") else h.workload
-    start = Settings(scenario, SIM if h.runner == "sim" else h.model or "smollm2")
+    start = Settings(h.workload, SIM if h.runner == "sim" else h.model or "smollm2")
     plain = start.fields()
     derived = ("max_model_len", "clock")
     for name in CONFIG_FIELDS:
@@ -185,7 +186,9 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
         if name == "scenario":
             options = [[p.name, p.title, p.description] for p in PRESETS.values()] + [["", "Empty: only your prompts", "No requests but the ones you type."]]
             if settings.scenario and settings.scenario not in PRESETS:
-                options.append([settings.scenario, Path(settings.scenario).name, "A file of requests."])
+                own = settings.scenario == OWN_REQUESTS
+                title, help = ("This session's requests", "Requests made in Python.") if own else (Path(settings.scenario).name, "A file of requests.")
+                options.append([settings.scenario, title, help])
             row.update(kind="select", options=options, value=settings.scenario, live=False, help="What arrives when.")
         elif name == "model":
             options = [[m.name, m.title, f"The real model: {m.file_bytes / 1e6:.0f} MB of weights on this machine."] for m in hub.list_models()]

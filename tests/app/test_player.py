@@ -15,7 +15,7 @@ import pytest
 from cbviz.app import opening
 from cbviz.app.opening import Settings
 from cbviz.app.player import WINDOW, Player
-from cbviz.messages import RunnerOutput, SchedulerOutput
+from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
 from cbviz.session import Session
 from cbviz.trace import Cursor, load
 from tests.app.page import Page, assert_equal
@@ -425,6 +425,28 @@ def test_a_session_stepped_from_elsewhere_is_followed() -> None:
             s.run(max_steps=40)
             await page.at(41)
             assert_equal(page.page, s.trace, s.cursor)
+
+    asyncio.run(go())
+
+
+def test_a_session_of_ones_own_keeps_its_requests_through_a_restart() -> None:
+    async def go() -> None:
+        specs = [RequestSpec(f"mine-{i}", (1, 2, 3 + i), 5) for i in range(3)]
+        s = Session(specs, runner="sim", max_num_seqs=2)
+        async with opened(s) as (page, player):
+            page.do("step")
+            await page.at(1)
+            assert page.fields["scenario"]["value"] == "requests"
+            page.do("restart", changes={"num_blocks": "32"})
+            await page.at(0)
+            page.do("step")
+            await page.at(1)
+            new = player.session
+            assert isinstance(new, Session)
+            assert new is not s
+            assert (new.config.num_blocks, new.config.max_num_seqs) == (32, 2)
+            assert page.page.ids == ["mine-0", "mine-1", "mine-2"]
+            assert len(s.trace) == 1  # the one given stays as it was
 
     asyncio.run(go())
 
