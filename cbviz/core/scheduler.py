@@ -484,6 +484,8 @@ class Scheduler:
             reserve = r.num_prompt_tokens + r.max_tokens if rules.reserve == "max-tokens" else 0
             failed = kv.allocate(r, n, reserve)
             assert failed is None, f"admission of {r.request_id} was checked, but {failed}"
+            if not r.num_preemptions and (place or not isinstance(self._ranked_by, Fcfs)):
+                self._note_overtaken(r)
             self._share(r, n, wanted, cap, plan)
             admitted = True
             padded = max(padded, n)
@@ -560,8 +562,6 @@ class Scheduler:
         self.journal.append(ev.Admitted(r.request_id, resumed, cached, self.step - r.queued_step, len(self.running) - 1))
         if hits:
             self.kv.share(r, hits)
-        if not resumed and (place or not isinstance(self._ranked_by, Fcfs)):
-            self._note_overtaken(r)
 
     def _note_overtaken(self, r: Request) -> None:
         """Counts who was passed over; says so when somebody's count reaches 8, 16, 32, ...: that is how starvation looks."""

@@ -87,10 +87,8 @@ class Engine:
         if reason == "policy" and waited < PATIENCE_STEPS:
             return ""  # it may count steps, as ageing does
         blocks = s.kv.need_at_admission(s.prefix_blocks(r), r.num_tokens)
-        why = {
-            "policy": f"policy {s.policy.name} has refused it for {waited} steps; choose another policy",
-            "budget": f"its {need} tokens must be computed in one step, which takes {have} (max_num_batched_tokens); raise that, or choose a discipline with chunked prefill",
-        }.get(reason, f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks")
+        why = (f"policy {s.policy.name} has refused it for {waited} steps; choose another policy" if reason == "policy" else
+               f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks")
         behind = f"; {len(s.waiting) - 1} more wait" if len(s.waiting) > 1 else ""
         return (f"{r.request_id} can never be admitted: {why}, or abort {r.request_id}. Nothing runs and nothing is to arrive, so nothing will change. "
                 f"It would take a seat of {self.config.max_num_seqs} and {blocks} blocks; {s.pool.num_free} of {self.config.num_usable_blocks} are free{behind}")

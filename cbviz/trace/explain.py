@@ -242,7 +242,8 @@ class _Step:
                 "starving",
                 f"{e.request_id} is starving: {count(e.num_overtaken, 'later request')} {were} admitted in its {count(e.num_waiting_steps, 'step')} of waiting"
                 + (f"; its admission would take {count(e.need, 'block')}, {e.have} {are(e.have)} free" if e.need else "")
-                + (f"; policy {self.state.config.get('policy', '')} still puts {count(e.num_ahead, 'request')} before it" if e.num_ahead else ""),
+                + (f": what it lacks is its turn, policy {self.state.config.get('policy', '')} prefers others" if e.need <= e.have else "")
+                + (f" ({count(e.num_ahead, 'waiting request')} before it now)" if e.num_ahead else ""),
                 (e.request_id,),
             )
         for e in self.of(ev.Refused):

@@ -51,7 +51,7 @@ def test_predictions_are_off_by_two_either_way_and_right_on_average() -> None:
 def test_the_shortest_rest_keeps_its_blocks() -> None:
     """srpt ranks the running by what is left, too: a has 30 outputs to go, b 12, c 20."""
     t = run([spec("a", 8, 30), spec("b", 8, 12), spec("c", 8, 20)], policy="srpt", num_blocks=11, max_model_len=40)
-    assert [e.request_id for e in found(t, ev.Preempted)][0] == "a"
+    assert found(t, ev.Preempted)[0].request_id == "a"
 
 
 def test_a_wrong_prediction_costs() -> None:

@@ -83,7 +83,8 @@ def test_the_metrics_count_what_was_computed_twice(rule: str) -> None:
     """Also where prefixes are cached and blocks found again, prompts cut and chunks taken back."""
     most = 0
     for seed in range(25):
-        _, t = play(case(seed, discipline=("chunked", "vllm", "paged", "retract", "max-util")[seed % 5], policy=("fcfs", "priority", "srpt")[seed % 3], victim=rule, sliding_window=0))
+        discipline, policy = ("chunked", "vllm", "paged", "retract", "max-util")[seed % 5], ("fcfs", "priority", "srpt")[seed % 3]
+        _, t = play(case(seed, discipline=discipline, policy=policy, victim=rule, sliding_window=0))
         m = metrics(t)
         assert m["recomputed_tokens"] == computed_twice(t)
         most = max(most, m["recomputed_tokens"])
