@@ -244,6 +244,10 @@ def _print_compared(traces: dict[str, Trace], result: dict[str, Comparison]) -> 
         print(f"\n{n} against {base}: schedules {'are equal' if c.schedules_equal else 'differ'}, blocks {'are equal' if c.blocks_equal else 'differ'}")
         if c.first_difference is not None:
             print(f"first difference: {c.first_difference}")
+        if c.parting is not None:
+            print(c.parting)
+            for cause in c.causes:
+                print(f"  {cause}")
         if aligned := _aligned(traces[base], traces[n]):
             rows = [[r["request_id"], *(_change(f, *r[f]) for f in _ALIGNED)] for r in aligned[:MOST_ROWS]]
             print(text_table(["step / time", *_ALIGNED.values()], rows))

@@ -137,3 +137,125 @@ def test_tokens_of_several_runs() -> None:
 def test_empty_traces() -> None:
     c = compare(Trace(), Trace())
     assert c.equal and str(c)
+
+
+# where they part, causes, alignment ---------------------------------------------------------------------------------------
+
+
+def test_where_schedules_part_and_why() -> None:
+    from tests.runs import run, specs
+
+    a, b = run(specs(14), discipline="vllm", num_blocks=30), run(specs(14), discipline="vllm", num_blocks=30, policy="sjf")
+    p = compare(a, b, ("fcfs", "sjf")).parting
+    assert p is not None and p.changed == ("policy: fcfs / sjf",)
+    assert all(step_values(a.record(s)) == step_values(b.record(s)) for s in range(1, p.step)) and step_values(a.record(p.step)) != step_values(b.record(p.step))
+    assert "r5 got a seat at once" in p.ours and "r5 waits: all 4 seats are taken" in p.theirs
+    assert p.text.startswith(f"the schedules part at step {p.step}. fcfs: ") and not set(p.ours) & set(p.theirs)
+    assert compare(a, a).parting is None and compare(a, a).causes == []
+
+
+def test_blocks_that_part_first_do_not_hide_where_the_schedules_do() -> None:
+    from tests.runs import run, specs
+
+    c = compare(run(specs(14), num_blocks=30, discipline="vllm"), run(specs(14), num_blocks=30, discipline="orca"))
+    assert c.first_difference.key == "blocks" and c.first_difference.step == 1
+    assert c.parting.step > 1 and "the schedules part" in c.parting.text
+
+    def other(r: StepRecord) -> None:
+        swap(r, ev.Allocated, block_ids=[1, 2, 4])
+
+    assert "the block tables part at step 1" in compare(golden(), altered(1, other)).parting.text
+
+
+def test_causes_are_the_sums_of_the_waits() -> None:
+    from cbviz.trace.intervals import spent, total
+    from tests.runs import run, specs
+
+    a, b = run(specs(14), discipline="vllm", num_blocks=30), run(specs(14), discipline="vllm", num_blocks=22)
+    c = compare(a, b, ("large", "small"))
+    x, y = spent(a), spent(b)
+    n, m = (sum(total(s.waiting)[0] for s in z.values()) for z in (x, y))
+    assert m > n and c.causes[0].startswith(f"Requests waited {n} steps (") and f"{m} (" in c.causes[0] and "more for blocks" in c.causes[0]
+    longer = next(s for s in c.causes if "waited longer" in s)
+    worst = max(x, key=lambda r: total(y[r].waiting)[0] - total(x[r].waiting)[0])
+    by = total(y[worst].waiting)[0] - total(x[worst].waiting)[0]
+    assert f"{worst} by {by} steps" in longer and worst in longer.request_ids
+    assert any(s.kind == "preempted" and s.startswith("Requests were preempted 1 time under large (r6) and 5 times under small") for s in c.causes)
+    json.dumps(c.to_dict(), allow_nan=False)
+    assert c.causes[0] in str(c) and c.parting.text in str(c)
+
+
+@pytest.mark.parametrize("discipline", ["vllm", "chunked", "paged", "static", "static-padded", "orca", "retract"])
+def test_every_step_of_a_request_is_counted_once(discipline: str) -> None:
+    from cbviz.trace.intervals import NOT_RECORDED, spent
+    from tests.runs import run, specs
+
+    trace = run(specs(14), discipline=discipline, num_blocks=24, at={9: ("abort", "r4")})
+    for rid, s in spent(trace).items():
+        r = trace.state().request(rid)
+        alive = r.finish_step - r.arrival_step + (r.finish_reason != "abort")
+        assert s.steps == alive, (rid, s)
+        assert sum(n for n, _ in s.ran.values()) == sum(c.request_id == rid and not c.padding for record in trace for c in record.chunks)
+        assert NOT_RECORDED not in {**s.waiting, **s.preempted, **s.skipped}, (rid, s)
+
+
+def test_proof_of_equal_outputs() -> None:
+    from cbviz.trace.compare import tokens_digest
+
+    c = compare(golden(), golden())
+    assert c.proof == f"outputs are equal: 11 tokens of 6 requests, compared one by one (sha256 of both: {tokens_digest(golden())[:16]})"
+
+    def other(r: StepRecord) -> None:
+        r.events[:] = [ev.Sampled("r1", [99]) if isinstance(e, ev.Sampled) and e.request_id == "r1" else e for e in r.events]
+        r.gaps = {"r1": [0.25], "r2": [0.7]}
+        r.logprobs = {"r1": [-1.5]}
+
+    changed = altered(2, other)
+    c = compare(golden(), changed, ("a", "b"))
+    t = c.first_token_difference
+    assert t.gaps == (0.0004, 0.25) and t.logprobs == (None, -1.5) and t.gap_nats == 0.0004
+    assert c.proof == "outputs differ for 1 of 6 requests, first r1, output 1: token 12 against 99; its two best tokens were apart by 0.0004 nats in a and 0.2500 nats in b, a tie"
+    assert tokens_digest(changed) != tokens_digest(golden())
+
+
+def test_cursors_side_by_side() -> None:
+    from cbviz.config import ConfigError
+    from cbviz.trace.compare import align
+    from cbviz.trace.trace import Cursor
+
+    a = golden()
+
+    def slower(r: StepRecord) -> None:
+        r.t0_s, r.t1_s = 2 * r.t0_s, 2 * r.t1_s
+
+    b = Trace(header())
+    for r in records():
+        slower(r)
+        b.append(r)
+    assert [align(a, b, s).step for s in range(9)] == list(range(9))
+    assert align(a, a.share(4), 7) == Cursor(4) and align(a, a, Cursor(4, 3)) == Cursor(4, 3) and align(a, a, Cursor(2, 99)) == Cursor(2, 18)
+    assert [align(a, a, s, "time").step for s in range(8)] == list(range(8))  # though steps 7 and 8 end at one moment
+    assert align(a, b, 4, "time") == Cursor(2)  # a has come to 44 ms, b's second step ended at 40
+    assert align(b, a, 2, "time") == Cursor(3)
+    assert align(a, b, 0, "time") == Cursor(0) and align(a, a, Cursor(4, 3), "time") == Cursor(3)
+    with pytest.raises(ConfigError, match="'step' or 'time'"):
+        align(a, b, 1, "tokens")
+    with pytest.raises(IndexError):
+        align(a, b, 99)
+
+
+def test_several_against_the_first() -> None:
+    from cbviz.trace.compare import compare_all
+
+    found = compare_all({"a": golden(), "b": golden(), "c": golden().share(4)})
+    assert list(found) == ["b", "c"] and found["b"].equal and not found["c"].equal and found["c"].names == ("a", "c")
+    with pytest.raises(ValueError, match="at least 2"):
+        compare_all({"a": golden()})
+
+
+def test_every_reason_has_an_end_of_a_sentence() -> None:
+    from cbviz.trace.compare import FOR
+    from cbviz.trace.explain import SKIPS
+    from tests.trace.test_explain import documented, written
+
+    assert documented(ev.NotAdmitted) | written("_wait") | set(SKIPS) <= set(FOR)
