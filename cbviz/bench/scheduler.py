@@ -2,7 +2,8 @@
 
 Ours is timed as the engine calls it: begin, schedule, update, and the journal drained, so reasons and accounts are paid for. vLLM's is
 `Scheduler.schedule()` and `update_from_output()` in a process of its own. No model runs in either; making up the tokens is not timed.
-All figures are measured, on this machine.
+All figures are measured, on this machine, as CPU time of the one thread that runs: on a machine that others use too, wall time would count
+their turns, and longer calls are interrupted more often than short ones. Wall time stands beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 from cbviz.bench.peer import VllmPeer, find_python
@@ -32,11 +33,13 @@ STEPS = 16
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians over all counted steps, milliseconds a step, and the spread: the median of each block of steps."""
+    """Medians over all counted steps, milliseconds of CPU time a step, and the spread: the median of each block of steps."""
 
     schedule_ms: float
     update_ms: float
     total_ms: float
+    wall_ms: float
+    """Of both, as wall time: more than `total_ms` where others had the CPU meanwhile."""
     num_steps: int
     block_medians_ms: list[float] = field(default_factory=list)
 
@@ -66,30 +69,28 @@ class OurDecode:
         if len(s.running) != len(self.order):
             raise RuntimeError(f"{len(s.running)} of {len(self.order)} requests run")
 
-    def step(self) -> tuple[float, float]:
-        """One step; (seconds in begin and schedule, seconds in update and drain)."""
+    def step(self) -> tuple[float, float, float]:
+        """One step; CPU seconds in begin and schedule, CPU seconds in update and drain, wall seconds of both."""
         s = self.scheduler
-        t0 = perf_counter()
+        w0, t0 = perf_counter(), thread_time()
         s.begin()
         plan = s.schedule()
-        t1 = perf_counter()
+        t1, w1 = thread_time(), perf_counter()
         out = RunnerOutput({c.request_id: [token(self.order[c.request_id], s.requests[c.request_id].num_output_tokens)] for c in plan.chunks})
-        t2 = perf_counter()
+        w2, t2 = perf_counter(), thread_time()
         s.update(plan, out)
         s.drain()
-        t3 = perf_counter()
-        return t1 - t0, t3 - t2
+        t3, w3 = thread_time(), perf_counter()
+        return t1 - t0, t3 - t2, w1 - w0 + w3 - w2
 
-    def time(self, steps: int) -> tuple[list[float], list[float]]:
+    def time(self, steps: int) -> list[tuple[float, float, float]]:
         gc.collect()
-        schedule_s, update_s = [], []
+        out = []
         for _ in range(steps):
-            a, b = self.step()
+            out.append(self.step())
             if self.scheduler.tokens.total != len(self.order):
                 raise RuntimeError("not a decode-only step of all requests")
-            schedule_s.append(a)
-            update_s.append(b)
-        return schedule_s, update_s
+        return out
 
 
 def measure(num_running: int, context: int, peer: VllmPeer | None, *, rounds: int = ROUNDS, steps: int = STEPS) -> Case:
@@ -99,21 +100,20 @@ def measure(num_running: int, context: int, peer: VllmPeer | None, *, rounds: in
     ours = OurDecode(config, start)
     if peer is not None:
         peer.ask("decode", config=config, context=start)
-    blocks: list[tuple[list[float], list[float]]] = []
-    theirs: list[tuple[list[float], list[float]]] = []
+    blocks: list[list[tuple[float, float, float]]] = []
+    theirs: list[list[tuple[float, float, float]]] = []
     for _ in range(rounds):
         blocks.append(ours.time(steps))
         if peer is not None:
             answer = peer.ask("time", steps=steps)
-            theirs.append((answer["schedule_s"], answer["update_s"]))
+            theirs.append(list(zip(answer["schedule_s"], answer["update_s"], answer["wall_s"])))
     return Case(num_running, context, _timing(blocks[1:]), _timing(theirs[1:]) if theirs else None)
 
 
-def _timing(blocks: list[tuple[list[float], list[float]]]) -> Timing:
-    schedule = [1e3 * x for block in blocks for x in block[0]]
-    update = [1e3 * x for block in blocks for x in block[1]]
-    total = [a + b for a, b in zip(schedule, update)]
-    return Timing(median(schedule), median(update), median(total), len(total), [1e3 * median(a + b for a, b in zip(*block)) for block in blocks])
+def _timing(blocks: list[list[tuple[float, float, float]]]) -> Timing:
+    rows = [row for block in blocks for row in block]
+    schedule, update, wall = (1e3 * median(column) for column in zip(*rows))
+    return Timing(schedule, update, 1e3 * median(a + b for a, b, _ in rows), wall, len(rows), [1e3 * median(a + b for a, b, _ in block) for block in blocks])
 
 
 def run(vllm_python: str | None = None, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
@@ -128,7 +128,8 @@ def run(vllm_python: str | None = None, progress: Callable[[int, int, str], None
             tell(n, len(CASES), f"{num_running} running at {context:,} tokens")
             case = measure(num_running, context, peer)
             cases.append({**asdict(case), "ratio": case.ratio})
-        return {"vllm": peer.version if peer else None, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "prefix_caching": True, "clock": "measured", "cases": cases}
+        return {"vllm": peer.version if peer else None,
+                "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "prefix_caching": True, "clock": "measured, CPU time of the thread", "cases": cases}
     finally:
         if peer is not None:
             peer.close()
@@ -137,15 +138,15 @@ def run(vllm_python: str | None = None, progress: Callable[[int, int, str], None
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
     version = result["vllm"]
-    head = f"{'running':>8}{'context':>9}   {'cbviz':>7} = {'schedule':>8} + {'update':>6}   "
+    head = f"{'running':>8}{'context':>9}   {'cbviz':>7} = {'schedule':>8} + {'update':>6} {'(wall)':>9}   "
     if version is not None:
-        head += f"{'vLLM ' + version:>11} = {'schedule':>8} + {'update':>6}   {'cbviz / vLLM':>12}"
-    lines = [f"Decode steps, prefix caching on, {result['num_blocks']:,} blocks of {result['block_size']}; milliseconds a step, medians, measured here", head.rstrip()]
+        head += f"{'vLLM ' + version:>11} = {'schedule':>8} + {'update':>6} {'(wall)':>9}   {'cbviz / vLLM':>12}"
+    lines = [f"Decode steps, prefix caching on, {result['num_blocks']:,} blocks of {result['block_size']}; CPU milliseconds a step, medians, measured here", head.rstrip()]
     for c in result["cases"]:
         a, b = c["ours"], c["vllm"]
-        line = f"{c['num_running']:>8}{c['context']:>9,}   {a['total_ms']:>7.2f} = {a['schedule_ms']:>8.2f} + {a['update_ms']:>6.2f}   "
+        line = f"{c['num_running']:>8}{c['context']:>9,}   {a['total_ms']:>7.2f} = {a['schedule_ms']:>8.2f} + {a['update_ms']:>6.2f} {_wall(a):>9}   "
         if b is not None:
-            line += f"{b['total_ms']:>11.2f} = {b['schedule_ms']:>8.2f} + {b['update_ms']:>6.2f}   {c['ratio']:>12.2f}"
+            line += f"{b['total_ms']:>11.2f} = {b['schedule_ms']:>8.2f} + {b['update_ms']:>6.2f} {_wall(b):>9}   {c['ratio']:>12.2f}"
         lines.append(line.rstrip())
     if version is None:
         lines.append("vLLM is not installed here: only ours was measured. --vllm-python PATH names a Python that has it.")
@@ -153,3 +154,6 @@ def table(result: dict[str, Any]) -> str:
         lines.append("Both in turn, a block of steps at a time. Ours includes the reasons, the accounts and the undo log; neither includes a model.")
     return "\n".join(lines)
 
+
+def _wall(timing: dict[str, Any]) -> str:
+    return f"({timing['wall_ms']:.2f})"

@@ -6,7 +6,8 @@ answers each with one on the real stdout (whatever else is printed goes to stder
     {"op": "hello"}                                   -> {"vllm": version}
     {"op": "play", "config": ..., "requests": ...}    -> a recording: the two, and `steps`, `finish`, `num_preemptions`
     {"op": "decode", "config": ..., "context": c}     -> {}: `max_num_seqs` requests, prefilled (`decode_prompts`)
-    {"op": "time", "steps": k}                        -> {"schedule_s": [...], "update_s": [...]}, k decode steps of these
+    {"op": "time", "steps": k}                        -> {"schedule_s": [...], "update_s": [...], "wall_s": [...]}, k decode steps of these, CPU time of the thread, and
+                                                         wall time of both
 
 An exception is answered with {"error": text}. Formats are those of the recordings (`cbviz.conform`).
 """
@@ -18,7 +19,7 @@ import json
 import os
 import sys
 import tempfile
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
@@ -173,21 +174,24 @@ class Decode:
         s.update_from_output(plan, execute(s, plan, self.order))
         assert len(s.running) == len(self.order), f"{len(s.running)} of {len(self.order)} requests run"
 
-    def time(self, steps: int) -> dict[str, Any]:
-        s, schedule_s, update_s = self.scheduler, [], []
+    def time(self, steps: int) -> dict[str, list[float]]:
+        s = self.scheduler
+        schedule_s, update_s, wall_s = [], [], []
         gc.collect()
+        gc.freeze()  # as vLLM's engine does after its start
         for _ in range(steps):
-            t0 = perf_counter()
+            w0, t0 = perf_counter(), thread_time()
             plan = s.schedule()
-            t1 = perf_counter()
+            t1, w1 = thread_time(), perf_counter()
             out = execute(s, plan, self.order)
-            t2 = perf_counter()
+            w2, t2 = perf_counter(), thread_time()
             s.update_from_output(plan, out)
-            t3 = perf_counter()
+            t3, w3 = thread_time(), perf_counter()
             assert len(plan.num_scheduled_tokens) == plan.total_num_scheduled_tokens == len(self.order), "not a decode-only step of all requests"
             schedule_s.append(t1 - t0)
             update_s.append(t3 - t2)
-        return {"schedule_s": schedule_s, "update_s": update_s}
+            wall_s.append(w1 - w0 + w3 - w2)
+        return {"schedule_s": schedule_s, "update_s": update_s, "wall_s": wall_s}
 
 
 def main() -> None:

@@ -54,15 +54,15 @@ def test_prompts_share_a_quarter_and_no_more() -> None:
 
 
 def test_table_says_what_is_missing() -> None:
-    ours = bench.Timing(1.0, 0.5, 1.5, 128)
+    ours = bench.Timing(1.0, 0.5, 1.5, 1.75, 128)
     case = {"num_running": 256, "context": 1024, "ours": vars(ours), "vllm": None, "ratio": None}
     result: dict[str, Any] = {"vllm": None, "num_blocks": 16384, "block_size": 16, "cases": [case]}
     text = bench.table(result)
-    assert "vLLM is not installed here" in text and "1.50 =     1.00 +   0.50" in text
+    assert "vLLM is not installed here" in text and "1.50 =     1.00 +   0.50    (1.75)" in text
     result["vllm"] = "0.32.0"
-    case.update(vllm=vars(bench.Timing(4.0, 2.0, 6.0, 128)), ratio=0.25)
+    case.update(vllm=vars(bench.Timing(4.0, 2.0, 6.0, 9.0, 128)), ratio=0.25)
     text = bench.table(result)
-    assert "vLLM 0.32.0" in text and "6.00 =     4.00 +   2.00           0.25" in text
+    assert "vLLM 0.32.0" in text and "6.00 =     4.00 +   2.00    (9.00)           0.25" in text
 
 
 def test_a_python_that_is_not_there() -> None:
