@@ -126,7 +126,7 @@ export async function render({ model, el, Plotly }) {
         if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } loading.hidden = true;
         const tv = new TimelineView(Plotly, panels.timeline.body, app), bv = new BlockView(Plotly, panels.blocks.body.firstChild, app), sv = new SeriesView(Plotly, panels.util.body.firstChild, app); await tv.f.init(app.th); await bv.f.init(app.th); await sv.f.init(app.th); views = { tv, bv, sv, key }; Object.assign(app, views);
       } else { views.tv.win = 60; views.tv.follow = true; views.tv.n = undefined; views.tv.tkey = null; }
-      const M = app.R.meta; setText(panels.util.title, !views.sv.share ? "Utilisation" : M.clock === "modelled" ? "Use of peak, modelled" : M.peaks_measured ? "Use of measured peak" : "Use of data-sheet peak"); panels.util.sub.replaceChildren(h("i", { class: "cb-line", "aria-hidden": "true" }), "bytes/s", h("i", { class: "cb-line cb-dot", "aria-hidden": "true" }), "FLOP/s");
+      const M = app.R.meta; setText(panels.util.title, !views.sv.share ? "Utilisation" : M.clock === "modelled" ? "Of peak, modelled" : M.peaks_measured ? "Of measured peak" : "Of data-sheet peak"); panels.util.sub.replaceChildren(h("i", { class: "cb-line", "aria-hidden": "true" }), "bytes/s", h("i", { class: "cb-line cb-dot", "aria-hidden": "true" }), "FLOP/s");
       app.utilOf = views.sv.share ? `of the ${M.peaks_measured ? "measured" : "data-sheet"} peak of ${M.device || "the device"}` : "no peak is known for this device"; panels.util.sub.title = app.utilOf; setText(panels.tokens.sub, M.missing.texts || "");
     } else app.R.apply(m, buf);
     const seen = app.seen.size; for (const q of app.R.rows) if (q && q.code) app.seen.add(q.code); if (app.seen.size > seen) legends();
