@@ -167,8 +167,8 @@ class EngineConfig:
     timeout_s: float = knob(0.0, "A request still unfinished this long after its arrival is ended; 0: never.", min=0.0, max=1e9, unit="s")
     shed_after_s: float = knob(0.0, "Load shedding: a request that has waited this long without ever running is dropped; 0: never.", min=0.0, max=1e9, unit="s")
     max_waiting_requests: int = knob(0, "Queue limit: a request that arrives while this many wait is refused; 0: no limit.", min=0, max=10_000_000, unit="requests")
-    max_waiting_tokens: int = knob(0, "Queue limit: a request whose prompt would take the waiting prompts over this is refused; 0: no limit.", min=0, max=1_000_000_000, unit="tokens")
-    degrade_above: float = knob(0.0, "Above this share of the pool in use, batch-class requests (priority > 0) are demoted to static batches and let others pass; 0: off.", min=0.0, max=1.0)
+    max_waiting_tokens: int = knob(0, "Queue limit: a request whose prompt would take the waiting ones over this is refused; 0: no limit.", min=0, max=1_000_000_000, unit="tokens")
+    degrade_above: float = knob(0.0, "Above this share of the pool in use, batch-class requests (priority > 0) go in static batches and let others pass; 0: off.", min=0.0, max=1.0)
     clock: str | None = knob(None, "Where a step's duration comes from. Empty: measured for a real model, else modelled.", choices=("measured", "modelled"), live=False)
     cost: str = knob("roofline", "Cost model of the modelled clock.", choices=("roofline", "article", "article-shared"), live=False)
     modelled_device: str = knob("NVIDIA H100 SXM", "Device whose time the modelled clock tells.", live=False)
@@ -181,8 +181,8 @@ class EngineConfig:
         for f in dataclasses.fields(self):
             _check_field(f, getattr(self, f.name))
         if self.max_num_batched_tokens is not None and self.max_model_len is not None and not self.chunked and self.max_num_batched_tokens < self.max_model_len:
-            raise ConfigError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, but discipline {self.discipline!r} without chunked prefill computes a whole prompt in one step: "
-                              f"it must be at least max_model_len, {self.max_model_len}. Raise it, lower max_model_len, or choose a chunked discipline.")
+            raise ConfigError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, but discipline {self.discipline!r} without chunked prefill computes a whole prompt in one "
+                              f"step: it must be at least max_model_len, {self.max_model_len}. Raise it, lower max_model_len, or choose a chunked discipline.")
 
     @property
     def rules(self) -> Discipline:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from cbviz.config import DISCIPLINES, EngineConfig
 from cbviz.core.block_pool import NULL_BLOCK
 from cbviz.core.check import check
@@ -117,8 +119,11 @@ class Case:
         return f"Case({changed}, {len(self.specs)} requests, inputs {self.at})"
 
 
-def case(seed: int, *, inputs: bool = True, **fields: Any) -> Case:
-    """A random case; `fields` of EngineConfig are as given. Equal arguments, equal cases."""
+def case(seed: int, *, inputs: bool = True, limits: bool = False, **fields: Any) -> Case:
+    """A random case; `fields` of EngineConfig are as given. `limits`: timeouts, deadlines, full queues, shedding, degradation and sessions may be drawn as well.
+
+    Equal arguments, equal cases.
+    """
     rng = random.Random(f"{seed} {sorted(fields.items())}")
     block_size = rng.randint(1, 16)
     limit = rng.choice((12, 40, 90))
@@ -154,11 +159,27 @@ def case(seed: int, *, inputs: bool = True, **fields: Any) -> Case:
         by_step = rng.random() < 0.6
         specs.append(RequestSpec(f"r{i}", prompt, most, arrival_s=0.0 if by_step else time, arrival_step=step if by_step else None, priority=rng.randint(-2, 2),
                                  sampling=Sampling(stop_token_ids=stop), output_len=rng.choice((None, None, rng.randint(1, most)))))
+    if limits:
+        config, specs = _limited(config, specs, random.Random(f"limits {seed}"))
     at: dict[int, list[tuple[str, Any]]] = {}
     for s in specs if inputs else ():
         if rng.random() < 0.2:
             at.setdefault(rng.randint(1, 60), []).append(("abort", s.request_id))
     return Case(config, specs, at)
+
+
+def _limited(config: EngineConfig, specs: list[RequestSpec], rng: random.Random) -> tuple[EngineConfig, list[RequestSpec]]:
+    """With some limits set, some so narrow that most requests meet them, some so wide that few do. A step of these cases takes about 0.1 ms of modelled time."""
+    def some(*values: Any) -> Any:
+        return rng.choice((0, 0, *values))
+
+    config = config.replace(timeout_s=some(0.001, 0.004, 0.02), shed_after_s=some(0.0005, 0.003), max_waiting_requests=some(1, 3, 6), max_waiting_tokens=some(20, 100),
+                            degrade_above=some(0.05, 0.2, 0.6))
+    changed = []
+    for s in specs:
+        deadline = rng.choice((None, None, None, s.arrival_s + rng.choice((0.0, 0.002, 0.01))))
+        changed.append(msgspec.structs.replace(s, deadline_s=deadline, session=rng.choice((None, "A", "B"))))
+    return config, changed
 
 
 def solo(spec: RequestSpec, seed: int, limit: int) -> list[int]:

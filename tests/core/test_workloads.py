@@ -15,19 +15,19 @@ from cbviz.messages import RequestSpec
 from cbviz.trace.accounting import check_trace
 from tests.core.fuzz import DISCIPLINE_NAMES, POLICY_NAMES, Case, case, make_engine, make_trace, play, solo
 
-NUM = 100
-"""Cases a discipline; a quarter of each kind of policy order comes up in each."""
+NUM = 500
+"""Cases a discipline. The policy, the victim rule, the budget, the pool and, in every second case, timeouts and other limits are drawn."""
 
 
 def play_all(discipline: str, seeds: range) -> None:
     for seed in seeds:
-        c = case(seed, discipline=discipline, policy=POLICY_NAMES[seed % len(POLICY_NAMES)])
+        c = case(seed, discipline=discipline, policy=POLICY_NAMES[seed % len(POLICY_NAMES)], limits=seed % 2 == 1)
         try:
             _, trace = play(c)
             if seed % 10 == 0:
                 check_trace(trace)
         except BaseException as e:
-            e.add_note(f"case({seed}, discipline={discipline!r}, policy={c.config.policy!r}): {c}")
+            e.add_note(f"case({seed}, discipline={discipline!r}, policy={c.config.policy!r}, limits={seed % 2 == 1}): {c}")
             raise
 
 
@@ -43,10 +43,10 @@ def test_many_random_workloads(discipline: str) -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**9), st.sampled_from(DISCIPLINE_NAMES), st.sampled_from(POLICY_NAMES), st.sampled_from((None, *VICTIMS)), st.booleans())
-def test_hypothesis_workloads(seed: int, discipline: str, policy: str, victim: str | None, caching: bool) -> None:
+@given(st.integers(0, 10**9), st.sampled_from(DISCIPLINE_NAMES), st.sampled_from(POLICY_NAMES), st.sampled_from((None, *VICTIMS)), st.booleans(), st.booleans())
+def test_hypothesis_workloads(seed: int, discipline: str, policy: str, victim: str | None, caching: bool, limits: bool) -> None:
     """The same judge on cases that hypothesis picks (and remembers when they fail)."""
-    play(case(seed, discipline=discipline, policy=policy, victim=victim, enable_prefix_caching=caching))
+    play(case(seed, discipline=discipline, policy=policy, victim=victim, enable_prefix_caching=caching, limits=limits))
 
 
 def test_the_cases_are_hard() -> None:
@@ -58,6 +58,19 @@ def test_the_cases_are_hard() -> None:
             for e in record.events:
                 seen[type(e).__name__] = seen.get(type(e).__name__, 0) + 1
     least = {"Preempted": 40, "PrefixHit": 40, "Evicted": 500, "OutOfWindow": 100, "Unscheduled": 2, "Skipped": 10}
+    assert {k: n for k, n in least.items() if seen.get(k, 0) < n} == {}, seen
+
+
+def test_the_limits_are_met() -> None:
+    """The cases with limits do what they are for: requests are ended by each of them, refused and demoted, and most still end by themselves."""
+    seen: dict[str, int] = {}
+    for seed in range(1, 120, 2):
+        _, trace = play(case(seed, discipline=DISCIPLINE_NAMES[seed % len(DISCIPLINE_NAMES)], limits=True))
+        for record in trace:
+            for e in record.events:
+                what = e.reason if isinstance(e, (ev.Finished, ev.NotAdmitted)) else "full" if isinstance(e, ev.Refused) and "queue is full" in e.reason else ""
+                seen[what] = seen.get(what, 0) + 1
+    least = {"timeout": 10, "deadline": 10, "shed": 10, "full": 10, "degraded": 10, "length": 100}
     assert {k: n for k, n in least.items() if seen.get(k, 0) < n} == {}, seen
 
 
