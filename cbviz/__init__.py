@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from cbviz.core.policy import policy
     from cbviz.messages import RequestError, RequestSpec, Sampling
     from cbviz.session import Session
-    from cbviz.trace.compare import compare
+    from cbviz.trace.compare import align, compare
     from cbviz.trace.explain import explain
     from cbviz.trace.metrics import metrics
+    from cbviz.trace.reservation import reservation
     from cbviz.trace.trace import Cursor, Trace, load
+    from cbviz.trace.why import why_block, why_chunk, why_missed, why_preempted, why_waiting
 
 __all__ = [
     "ConfigError", "Cursor", "EngineConfig", "RequestError", "RequestSpec", "Sampling", "Session", "Trace", "__version__",
-    "compare", "explain", "explorer", "load", "metrics", "on", "policy", "views", "watch",
+    "align", "compare", "explain", "explorer", "load", "metrics", "on", "policy", "reservation", "views", "watch",
+    "why_block", "why_chunk", "why_missed", "why_preempted", "why_waiting",
 ]
 
 _HOMES = {
@@ -42,6 +45,7 @@ _HOMES = {
     "Sampling": "cbviz.messages",
     "Session": "cbviz.session",
     "Trace": "cbviz.trace.trace",
+    "align": "cbviz.trace.compare",
     "compare": "cbviz.trace.compare",
     "explain": "cbviz.trace.explain",
     "explorer": "cbviz.app.explorer",
@@ -49,7 +53,9 @@ _HOMES = {
     "metrics": "cbviz.trace.metrics",
     "on": "cbviz.breakpoints",
     "policy": "cbviz.core.policy",
+    "reservation": "cbviz.trace.reservation",
     "watch": "cbviz.breakpoints",
+    **{f"why_{what}": "cbviz.trace.why" for what in ("block", "chunk", "missed", "preempted", "waiting")},
 }
 """Where each public name lives. `views` is a package of its own and not in the table."""
 

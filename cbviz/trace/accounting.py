@@ -17,6 +17,7 @@ from cbviz.trace.trace import Cursor, Trace
 
 TOKEN_PARTS = ("useful", "recomputed", "padded", "rejected")
 SLOT_PARTS = ("used", "partly_empty", "reserved", "cached", "free")
+TIME_PARTS = ("prefill", "decode", "mixed", "nothing", "idle")
 
 
 def check_record(record: StepRecord) -> None:
@@ -102,15 +103,44 @@ def check_trace(trace: Trace) -> None:
 
 
 def summary(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
-    """The accounts of a run up to `cursor`: `tokens` (sums over steps), `slots` (of the last step, in slots), `slot_steps` (sums over steps), `num_steps`."""
+    """The accounts of a run up to `cursor`: where its tokens, its memory and its time went.
+
+    `tokens`: sums over steps, and `token_shares` of all computed. `slots`: of the last step; `slot_steps`: sums over steps (slots times steps), and `slot_shares`
+    of the pool. `time_s`: seconds of steps that only prefilled, only decoded, did both, or computed nothing, and `idle` between steps; None without times.
+    """
     state = trace.state(cursor)
     records = trace.records[: state.step if state.event is None else state.step - 1]
     tokens = dict.fromkeys(("total", *TOKEN_PARTS), 0)
     slot_steps = dict.fromkeys(("total", *SLOT_PARTS), 0)
+    time_s = dict.fromkeys(("total", *TIME_PARTS), 0.0)
+    end_s = records[0].t0_s if records else 0.0
     for record in records:
         for p in tokens:
             tokens[p] += getattr(record.tokens, p)
         for p in slot_steps:
             slot_steps[p] += getattr(record.slots, p)
+        time_s[_time_part(record)] += record.t1_s - record.t0_s
+        time_s["idle"] += record.t0_s - end_s
+        end_s = record.t1_s
+    time_s["total"] = sum(time_s[p] for p in TIME_PARTS)
     last = records[-1].slots if records else SlotAccount()
-    return {"num_steps": len(records), "tokens": tokens, "slots": {p: getattr(last, p) for p in slot_steps}, "slot_steps": slot_steps}
+    return {
+        "num_steps": len(records),
+        "tokens": tokens,
+        "token_shares": _shares(tokens, TOKEN_PARTS),
+        "slots": {p: getattr(last, p) for p in slot_steps},
+        "slot_steps": slot_steps,
+        "slot_shares": _shares(slot_steps, SLOT_PARTS),
+        "time_s": time_s if trace.has("time") else None,
+        "time_shares": _shares(time_s, TIME_PARTS) if trace.has("time") else None,
+    }
+
+
+def _time_part(record: StepRecord) -> str:
+    kinds = {c.kind for c in record.chunks}
+    return "nothing" if not kinds else "mixed" if len(kinds) > 1 else kinds.pop()
+
+
+def _shares(sums: dict[str, Any], parts: tuple[str, ...]) -> dict[str, float] | None:
+    """Each part of the total, None if the total is 0."""
+    return {p: sums[p] / sums["total"] for p in parts} if sums["total"] else None

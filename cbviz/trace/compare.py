@@ -214,30 +214,32 @@ def compare(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, 
             notes.append(f"{capability} were not compared: {' and '.join(without)} {'has' if len(without) == 1 else 'have'} none")
     schedules = blocks = True
     first: Difference | None = None
-    parts: dict[bool, Difference] = {}  # of blocks? -> the first such difference
+    parts: dict[str, Difference] = {}  # the first difference of the schedules, of blocks alone, of the configuration alone
     for n, (x, y) in enumerate(zip_longest(a, b), 1):
         if x is None or y is None:
             ends, goes = (names[0], names[1]) if x is None else (names[1], names[0])
             schedules = False
             ended = Difference(n, "steps", None if x is None else len(a), None if y is None else len(b), f"step {n}: {ends} has ended, {goes} goes on")
             first = first or ended
-            parts.setdefault(False, ended)
+            parts.setdefault("schedules", ended)
             break
         left, right = step_values(x), step_values(y)
         for key in keys:
             if left[key] == right[key]:
                 continue
+            lengths_differ = False
             if key in _BLOCK_KEYS:
                 blocks = False
             elif key not in _TOKEN_KEYS:
                 schedules = False
             elif {rid: len(ids) for rid, ids in left[key]} != {rid: len(ids) for rid, ids in right[key]}:
-                schedules = False  # how many tokens a step brings is part of the schedule; which ones is not
+                schedules, lengths_differ = False, True  # how many tokens a step brings is part of the schedule; which ones is not
             here = Difference(n, key, left[key], right[key], _sentence(n, key, left[key], right[key], names))
             first = first or here
-            if not schedules or key in _BLOCK_KEYS:
-                parts.setdefault(key in _BLOCK_KEYS, here)
-        if not schedules and not blocks and first is not None:
+            kind = "blocks" if key in _BLOCK_KEYS else "configured" if key == "configured" else "schedules"
+            if key not in _TOKEN_KEYS or lengths_differ:
+                parts.setdefault(kind, here)
+        if "schedules" in parts and not blocks:
             break
     tokens = token_differences(a, b) if a.has("tokens") and b.has("tokens") else []
     figures: dict[str, tuple[Any, Any, float | None]] = {}
@@ -248,7 +250,7 @@ def compare(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, 
             notes.append(f"times are not comparable: those of {names[0]} are {ma['clock']}, those of {names[1]} {mb['clock']}")
         else:
             notes.append(whose_time(ma) if ma["device"] == mb["device"] else f"{names[0]}: {whose_time(ma)}; {names[1]}: {whose_time(mb)}")
-    where = parts.get(False) or parts.get(True)  # the schedules, or else the blocks
+    where = parts.get("schedules") or parts.get("blocks") or parts.get("configured")
     parting = None if where is None else _parting(a, b, where, names)
     causes = find_causes(a, b, names) if not schedules else []
     return Comparison(schedules, blocks, not tokens, first, tokens, figures, notes, names, parting, causes, _proof(a, b, tokens, names))
@@ -307,7 +309,7 @@ def _parting(a: Trace, b: Trace, d: Difference, names: tuple[str, str]) -> Parti
     times = ("clock", "seed", "cost", "modelled_device", "precision", "kernels", "device")
     changed = tuple(f"{k}: {configs[0][k]} / {configs[1][k]}" for k in configs[0] if k in configs[1] and k not in times and str(configs[0][k]) != str(configs[1][k]))
     words = "; ".join(f"{name}: {' / '.join(side)}" if side else f"{name} says nothing more" for name, side in zip(names, sides))
-    what = "block tables" if d.key in _BLOCK_KEYS else "schedules"
+    what = "block tables" if d.key in _BLOCK_KEYS else "configurations" if d.key == "configured" else "schedules"
     return Parting(d.step, f"the {what} part at step {d.step}. {words}", sides[0], sides[1], changed)
 
 

@@ -259,3 +259,17 @@ def test_every_reason_has_an_end_of_a_sentence() -> None:
     from tests.trace.test_explain import documented, written
 
     assert documented(ev.NotAdmitted) | written("_wait") | set(SKIPS) <= set(FOR)
+
+
+def test_a_branch_with_another_policy_parts_where_it_first_decides_otherwise() -> None:
+    from cbviz.session import Session
+    from tests.runs import specs
+
+    s = Session(specs(14), runner="sim", discipline="vllm", max_num_seqs=4, num_blocks=30, block_size=4, max_model_len=80)
+    s.run()
+    b = s.fork(at=3, policy="sjf")
+    b.run()
+    c = compare(s.trace, b.trace, ("fcfs", "sjf"))
+    assert c.first_difference.step == 4 and c.first_difference.key == "configured"  # the change itself
+    assert c.parting.step == 7 and "r5 waits: all 4 seats are taken" in c.parting.theirs and "policy: fcfs / sjf" in c.parting.changed
+    assert c.tokens_equal and c.causes
