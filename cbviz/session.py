@@ -166,7 +166,7 @@ class Session:
     @property
     def done(self) -> bool:
         """Nothing is left to do (requests may still be added)."""
-        return (not self.engine.has_work and self.engine.step_count + 1 not in self._script) or bool(self.engine.stuck)
+        return (not self.engine.has_work and not self._inputs_ahead) or bool(self.engine.stuck)
 
     def state(self) -> State:
         """What is drawn: the state at the cursor. Read only."""
@@ -210,13 +210,20 @@ class Session:
             self.cursor = self.trace.last
             self._changed("step")
 
+    @property
+    def _inputs_ahead(self) -> bool:
+        record = self._script.get(self.engine.step_count + 1)
+        return record is not None and bool(record.inputs)
+
     def _step(self) -> StepRecord | None:
-        if self._script:
-            self._do_again(self._script.pop(self.engine.step_count + 1, None))
+        again = self._script.pop(self.engine.step_count + 1, None)
+        self._do_again(again)
         with interrupts.held():  # a step that was made is also kept
-            record = self.engine.step()
+            record = self.engine.step(again.measured_s if again is not None else None)
             if record is not None:
                 self._keep(record)
+                if again is not None and record.chunks != again.chunks:
+                    self._script.clear()  # it has become another run: from here on its own times count
         return record
 
     def _do_again(self, record: StepRecord | None) -> None:
@@ -505,7 +512,7 @@ class Session:
             if changes:
                 new.engine.configure(**changes)
         if not (changes or add or remove or prompts):
-            new._script = {r.step: r for r in self.trace.records[step:] if r.inputs}
+            new._script = {r.step: r for r in self.trace.records[step:]}
         for rid in remove:
             new._remove(rid)
         for rid, prompt in (prompts or {}).items():
@@ -612,7 +619,7 @@ class Session:
         self.engine.enqueue(self.workload)
         self._origin = self.engine.snapshot()
         self._script: dict[int, StepRecord] = {}
-        """For a branch that repeats its parent: the records whose inputs are still to be done again, by step."""
+        """For a branch that repeats its parent: the records whose inputs and times are still to be repeated, by step."""
         self._streams: dict[str, Any] = {}
         self._autosave = autosave
         self.trace = Trace(self._header())

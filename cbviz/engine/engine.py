@@ -184,14 +184,17 @@ class Engine:
 
     # stepping -----------------------------------------------------------------------------------------------------------
 
-    def step(self) -> StepRecord | None:
-        """One iteration. None if there is nothing to do. Raises what the policy or runner raised, with the state as before."""
+    def step(self, duration_s: float | None = None) -> StepRecord | None:
+        """One iteration. None if there is nothing to do. Raises what the policy or runner raised, with the state as before.
+
+        `duration_s`: how long this step took in the run that is being repeated; under the measured clock it counts instead of this pass's own time.
+        """
         if not self.has_work:
             return None
         with interrupts.held():
-            return self._step()
+            return self._step(duration_s)
 
-    def _step(self) -> StepRecord:
+    def _step(self, duration_s: float | None) -> StepRecord:
         s = self.scheduler
         if self._kv_stale:
             with interrupts.let_in():
@@ -212,6 +215,8 @@ class Engine:
             else:
                 with interrupts.let_in():
                     out = self.runner.execute(plan)
+            if duration_s is not None and out.measured_s is not None:
+                out.measured_s = duration_s
             cost = self.cost.price(plan)
             measured = self.config.clock == "measured"
             t1 = t0 + (out.measured_s or 0.0 if measured else cost.total_s if plan.chunks else 0.0)

@@ -15,7 +15,9 @@ from cbviz.config import ConfigError
 from cbviz.core.check import check
 from cbviz.core.policy import POLICIES, Policy, PolicyError
 from cbviz.core.replay import ReplayError
-from cbviz.messages import RequestError, RequestSpec
+from cbviz.cost import models
+from cbviz.messages import RequestError, RequestSpec, RunnerOutput, SchedulerOutput
+from cbviz.runners.sim import SimRunner
 from cbviz.session import Session, Stuck
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.compare import compare
@@ -639,3 +641,28 @@ def test_no_slot_is_read_that_holds_something_else(discipline: str) -> None:
         s.rewind(step)
         s.run()
         assert events(s.trace) == whole
+
+
+class _Timed(SimRunner):
+    """Made-up tokens whose passes take another time each."""
+
+    name = "timed"
+    simulated = False
+    passes = 0
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        out = super().execute(plan)
+        _Timed.passes += 1
+        out.measured_s = 0.01 * (1 + _Timed.passes % 7)
+        return out
+
+
+def test_a_fork_with_no_change_keeps_measured_times() -> None:
+    """Arrivals by the clock fall into the same steps only if the steps take as long as they did."""
+    specs = [RequestSpec(f"r{i}", tuple(range(10, 40)), 9, arrival_s=0.07 * i) for i in range(6)]
+    s = Session(specs, runner=_Timed(models.get("smollm2")), clock="measured", max_num_seqs=2)
+    s.run()
+    branch = s.fork(at=5)
+    branch.run()
+    assert [r.t1_s for r in branch.trace] == [r.t1_s for r in s.trace]
+    assert compare(s.trace, branch.trace).equal
