@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -234,7 +235,12 @@ def test_every_cell_is_painted_where_the_axes_say(voila: str, open_tab: Open) ->
 
 def test_a_closed_page_gives_its_kernel_back(voila: Address, open_tab: Open) -> None:
     def kernels() -> set[int]:
-        return {p.pid for p in psutil.Process(voila.pid).children(recursive=True) if "ipykernel_launcher" in " ".join(p.cmdline())}
+        found = set()
+        for p in psutil.Process(voila.pid).children(recursive=True):
+            with suppress(psutil.Error):  # ended while we looked
+                if "ipykernel_launcher" in " ".join(p.cmdline()):
+                    found.add(p.pid)
+        return found
 
     before = kernels()
     tab = open_tab(f"{voila}?scenario=chat")
