@@ -361,7 +361,7 @@ def find_causes(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"))
     x, y = spent(a), spent(b)
     both = [rid for rid in x if rid in y]
     out = [
-        *_waits(x, y, both, names, a.has("time") and b.has("time")),
+        *_waits(x, y, both, names, _same_clock(a, b)),
         *_preemptions(a, b, x, y, both, names),
         *_skips(x, y, both, names),
         *_tokens(a, b, names),
@@ -439,6 +439,12 @@ def _tokens(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
     return out
 
 
+def _same_clock(a: Trace, b: Trace) -> bool:
+    """May times of the two stand beside each other? Both measured or both modelled, on one device."""
+    kinds = [{record.clock for record in t} for t in (a, b)]
+    return a.has("time") and b.has("time") and kinds[0] == kinds[1] and len(kinds[0]) == 1 and a.header.device == b.header.device
+
+
 def _steps(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
     """Steps and how long they took, where both clocks are of one kind."""
     sizes = [sum(1 for record in t if record.chunks) for t in (a, b)]
@@ -446,8 +452,7 @@ def _steps(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
         return []
     rows = [sum(len(record.chunks) for record in t) / n for t, n in zip((a, b), sizes)]
     text = f"{names[0]} took {count(sizes[0], 'step')} of {rows[0]:.1f} rows on average, {names[1]} {sizes[1]} of {rows[1]:.1f}"
-    kinds = [{record.clock for record in t} for t in (a, b)]
-    if a.has("time") and b.has("time") and kinds[0] == kinds[1] and len(kinds[0]) == 1 and a.header.device == b.header.device:
+    if _same_clock(a, b):
         took = [sum(record.t1_s - record.t0_s for record in t if record.chunks) / n for t, n in zip((a, b), sizes)]
         text += f"; a step took {seconds(took[0])} and {seconds(took[1])} ({a.records[0].clock})"
     return [Sentence("step", text)]

@@ -18,6 +18,7 @@ from cbviz.trace import compare, explain, load, metrics
 from cbviz.trace.accounting import check_trace, executed_at
 from cbviz.trace.schema import TraceError
 from cbviz.trace.trace import Cursor
+from cbviz.trace.why import why_missed
 
 NAMES = ("alone", "fcfs_b256_prefix", "fcfs_b64_noprefix", "fcfs_b64_prefix", "ngram3_b64_prefix", "prio_b64_prefix")
 
@@ -101,6 +102,18 @@ def test_drafts(folder: Path) -> None:
     assert sum(r.tokens.rejected for r in trace) == drafted - accepted
     assert sum(c.num_draft for r in trace for c in r.chunks) == drafted
     assert any("speculative decoding (ngram, up to 3 drafts)" in n for n in trace.header.notes)
+    # Our engine does not draft: another schedule, the same tokens, and no figure that sets measured beside modelled seconds.
+    ours = Session.from_tape(trace)
+    ours.run()
+    c = compare(trace, ours.trace, ("vllm", "ours"))
+    assert c.tokens_equal and not c.schedules_equal and c.parting is not None
+    assert c.causes[0].startswith("Requests waited 783 steps for their first seat under vllm, 1125 under ours: ")
+
+
+def test_a_miss_names_the_end_of_the_shared_prompt(folder: Path) -> None:
+    """All requests share one system prompt of 92 tokens: there, in block 2, the prefix of r1 parts from that of r0."""
+    f = why_missed(import_recording(folder / "fcfs_b64_prefix.jsonl.gz"), 2, "r1").facts
+    assert (f["other"], f["position"], f["block_index"], f["tokens_found"]) == ("r0", 92, 2, 64)
 
 
 def test_the_header_says_whose_times_and_what_is_missing(folder: Path) -> None:
