@@ -21,10 +21,10 @@ from typing import Any
 
 from cbviz.app import opening
 from cbviz.app.opening import Recording, Settings, Shown
-from cbviz.app.wire import Wire
+from cbviz.app.wire import Wire, metrics_message, why_message
 from cbviz.config import CONFIG_FIELDS, ConfigError
 from cbviz.session import Session
-from cbviz.trace import Cursor, explain, metrics
+from cbviz.trace import Cursor
 
 WINDOW = 4
 BURST_S = 0.006
@@ -160,13 +160,13 @@ class Player:
         figures = not self.playing or now - self._metrics_at > max(0.5, 20 * self._metrics_cost)
 
         def job() -> tuple[dict[str, Any], dict[str, Any] | None]:
-            why = {"type": "why", "step": at.step, "items": [{"kind": x.kind, "text": str(x), "ids": list(x.request_ids)} for x in explain(s.trace, at.step)]}
+            why = why_message(s.trace, at.step)
             if not figures or not at.step:
                 return why, None
             t0 = time.perf_counter()
-            values = {k: v for k, v in metrics(s.trace, at).items() if isinstance(v, (int, float))}
+            figures_now = metrics_message(s.trace, at)
             self._metrics_cost = time.perf_counter() - t0
-            return why, {"type": "metrics", "steps": at.step, "clock": s.trace.header.clock, "values": values}
+            return why, figures_now
 
         def show(f: Future[tuple[dict[str, Any], dict[str, Any] | None]]) -> None:
             if f.cancelled() or self.session is not s:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cbviz import events as ev
 from cbviz.messages import StepRecord
-from cbviz.trace import Cursor, Trace
+from cbviz.trace import Cursor, Trace, explain, metrics
 from cbviz.trace.metrics import work
 from cbviz.trace.state import CODE, NULL_BLOCK, RequestState, State
 
@@ -144,12 +144,12 @@ class Wire:
         if full:
             head["full"] = True
             changed = list(range(len(view.by_index)))
-            parts["words"] = words([w for b in range(view.num_blocks) for w in _block(view, b)])
+            parts["words"] = words([w for b in range(view.num_blocks) for w in block_words(view, b)])
         else:
             assert blocks is not None
             changed = sorted(view.changed)
             if blocks:
-                parts["blocks"] = words([w for b in sorted(blocks) for w in (b, *_block(view, b))])
+                parts["blocks"] = words([w for b in sorted(blocks) for w in (b, *block_words(view, b))])
         view.changed.clear()
         rows: list[int] = []
         for i in changed:
@@ -161,15 +161,10 @@ class Wire:
             self._queue = (view.waiting.copy(), view.running.copy())
             parts["queue"] = words([len(view.waiting), *(self._index[r] for r in view.waiting), *(self._index[r] for r in view.running)])
         record = trace.records[cursor.step - 1] if cursor.step else None
-        chunks: list[int] = []
         if record is not None:
-            for c in record.chunks:
-                chunks += (self._index[c.request_id], c.start, c.num_tokens, KIND["padded" if c.padding else "recompute" if c.num_recomputed and c.kind == "prefill" else c.kind])
             head["pad"] = record.num_padding_tokens
-        parts["chunks"] = words(chunks)
-        now = view.config
-        head["config"] = {"discipline": str(now.get("discipline", "")), "policy": str(now.get("policy", "")), "budget": _whole(now.get("max_num_batched_tokens")),
-                          "max_num_seqs": _whole(now.get("max_num_seqs"))}
+        parts["chunks"] = words(self._chunks(record) if record is not None else [])
+        head["config"] = config_head(view.config)
 
     def _move(self, trace: Trace, cursor: Cursor) -> tuple[State, set[int] | None, set[int], set[str]]:
         """Brings the view to `cursor`. Returns it, the blocks that changed (None: all), those the last step changed, and the requests whose table did."""
@@ -201,13 +196,37 @@ class Wire:
                self._word(r.wait_reason), max(0, r.wait_need), max(0, r.wait_have), self._word(r.finish_reason), STATUS.index(r.status)]
         return [*row, len(r.block_ids), *r.block_ids] if with_blocks else [*row, SAME_BLOCKS]
 
+    def _chunks(self, record: StepRecord) -> list[int]:
+        """The step's batch, four words a chunk: request, first position, tokens, kind."""
+        out: list[int] = []
+        for c in record.chunks:
+            out += (self._index[c.request_id], c.start, c.num_tokens, KIND["padded" if c.padding else "recompute" if c.num_recomputed and c.kind == "prefill" else c.kind])
+        return out
+
     def _word(self, text: str) -> int:
         return self._words.setdefault(text, len(self._words))
 
 
-def _block(s: State, b: int) -> tuple[int, int]:
+def block_words(s: State, b: int) -> tuple[int, int]:
     flags = NULL if b == NULL_BLOCK else CACHED if s.cached[b] else 0
     return s.owner(b) + 1, min(s.ref_count(b), 0xFFFF) << 16 | min(s.fill(b), 0xFFF) << 4 | flags
+
+
+def config_head(now: dict[str, Any]) -> dict[str, Any]:
+    """The settings in force, as the page shows them."""
+    return {"discipline": str(now.get("discipline", "")), "policy": str(now.get("policy", "")), "budget": _whole(now.get("max_num_batched_tokens")),
+            "max_num_seqs": _whole(now.get("max_num_seqs"))}
+
+
+def why_message(trace: Trace, step: int) -> dict[str, Any]:
+    """The sentences of step `step`."""
+    return {"type": "why", "step": step, "items": [{"kind": x.kind, "text": str(x), "ids": list(x.request_ids)} for x in explain(trace, step)]}
+
+
+def metrics_message(trace: Trace, cursor: Cursor) -> dict[str, Any]:
+    """The figures of the run up to `cursor`, those that there are."""
+    values = {k: v for k, v in metrics(trace, cursor).items() if isinstance(v, (int, float))}
+    return {"type": "metrics", "steps": cursor.step, "clock": trace.header.clock, "values": values}
 
 
 def _figures(record: StepRecord, sampled: int) -> tuple[float, ...]:

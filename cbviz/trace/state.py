@@ -7,6 +7,7 @@ Owns `State` (what the views draw) and the rules by which each event changes it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 from cbviz import events as ev
@@ -183,6 +184,18 @@ class State:
         self.step = record.step
         self.time_s = record.t1_s
         self._settle(record)
+
+    def apply_each(self, record: StepRecord) -> Iterator[None]:
+        """Folds one record as `apply` does, and pauses after each event and once more when the step has ended."""
+        for i, e in enumerate(record.events):
+            _FOLD[type(e)](self, e, record)
+            self.step, self.event = record.step, i + 1
+            yield
+        self.event = None
+        self.step = record.step
+        self.time_s = record.t1_s
+        self._settle(record)
+        yield
 
     def _settle(self, record: StepRecord) -> None:
         """After the last event: what each request was during this step."""

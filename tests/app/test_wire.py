@@ -79,7 +79,7 @@ def test_marks_are_those_of_the_last_step_alone() -> None:
 
 
 def test_a_block_of_128_with_300_sharers() -> None:
-    from cbviz.app.wire import _block
+    from cbviz.app.wire import block_words
     from cbviz.trace.state import RequestState, State
 
     state = State(8, 128)
@@ -89,5 +89,5 @@ def test_a_block_of_128_with_300_sharers() -> None:
         state.by_index.append(r)
         state.requests[r.request_id] = r
         state._take(r, [3, 4])
-    owner, word = _block(state, 3)
+    owner, word = block_words(state, 3)
     assert (owner, word >> 16, (word >> 4) & 4095) == (1, 300, 128)

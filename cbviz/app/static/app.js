@@ -3,7 +3,7 @@
 import { Run, Timeline } from "./store.js";
 import { STATES, STATE_TEXT } from "./color.js";
 import { sig, percent } from "./format.js";
-import { readTheme, watchTheme, chooseTheme, inVoila } from "./theme.js";
+import { readTheme, watchTheme, chooseTheme, ownPage } from "./theme.js";
 import { paintTimeline } from "./raster.js";
 import { TimelineView } from "./timeline.js";
 import { BlockView } from "./blockmap.js";
@@ -57,7 +57,7 @@ export async function render({ model, el, Plotly }) {
   const controls = new Controls(panels.controls.body, app), promptBox = new PromptBox(panels.promptbox.body, app), utilText = h("div", { class: "cb-note cb-utiltext" }); panels.util.p.append(utilText);
   const bar = new BatchBar(h("canvas", { class: "cb-batchbar", role: "img", "aria-label": "Batch" }), app);
   const words = { queue: new QueuePanel(panels.queue.body, app), table: new TablePanel(panels.table.body, app, panels.table.title, abort), why: new WhyPanel(panels.why.body, app, panels.why.title), metrics: new MetricsPanel(panels.metrics.body, app, panels.metrics.sub), tokens: new TextPanel(panels.tokens.body, app), batch: new BatchPanel(panels.batch.body, app, bar, panels.batch.sub) };
-  el.classList.add("cb-host"); el.append(root); if (inVoila()) root.classList.add("cb-full");
+  el.classList.add("cb-host"); el.append(root); if (ownPage()) root.classList.add("cb-full");
 
   let big = null; app.isBig = (name) => big === name;
   function enlarge(name) { if (big) { panels[big].p.classList.remove("cb-big"); panels[big].max.setAttribute("aria-label", `Enlarge ${panels[big].title.textContent}`); } big = big === name ? null : name; if (big) { panels[big].p.classList.add("cb-big"); panels[big].max.setAttribute("aria-label", "Back to its place"); } root.classList.toggle("cb-hasbig", !!big); bar.dirty = true; paintWords(); app.dirty(); }
@@ -80,7 +80,7 @@ export async function render({ model, el, Plotly }) {
     if (done) { e.preventDefault(); e.stopPropagation(); }
   });
   // In Voilà the page is ours: keys work wherever the focus is. In JupyterLab only inside the widget.
-  const outer = (e) => { if (inVoila() && !root.contains(e.target)) root.dispatchEvent(new KeyboardEvent("keydown", { key: e.key, bubbles: false, cancelable: true, ctrlKey: e.ctrlKey, metaKey: e.metaKey, altKey: e.altKey })) || e.preventDefault(); };
+  const outer = (e) => { if (ownPage() && !root.contains(e.target)) root.dispatchEvent(new KeyboardEvent("keydown", { key: e.key, bubbles: false, cancelable: true, ctrlKey: e.ctrlKey, metaKey: e.metaKey, altKey: e.altKey })) || e.preventDefault(); };
   document.addEventListener("keydown", outer); root.addEventListener("mousedown", (e) => { if (!e.target.closest("button, input, select, textarea, .cb-frame, dialog, label, a")) setTimeout(() => { if (!root.contains(document.activeElement)) root.focus({ preventScroll: true }); }, 0); });
 
   // drawing --------------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ export async function render({ model, el, Plotly }) {
   function paintTheme() {
     const th = app.th, v = { bg: th.bg, page: th.page, fg: th.fg, mute: th.mute, line: th.line, track: th.track, accent: th.accent, onaccent: th.onAccent, bad: th.bad, hot: th.hot, mark: th.mark, tip: th.tip, tipfg: th.tipfg, free: th.free, used: th.own.css[0], tint: th.own.tint[0], ink: th.own.ink[0], prefill: th.state.prefill[0], decode: th.state.decode[0], warn: th.state.preempted[0], l0: th.lines[0], l1: th.lines[1], good: th.dark ? "#5dbb8a" : "#1a7f4b" };
     for (const k in v) root.style.setProperty("--cb-" + k, v[k]); root.style.colorScheme = th.dark ? "dark" : "light"; root.style.fontFamily = th.font; root.setAttribute("data-theme", th.dark ? "dark" : "light"); setText(themeButton, th.dark ? "Light" : "Dark"); themeButton.title = `Switch to the ${th.dark ? "light" : "dark"} theme`;
-    if (inVoila()) { document.body.style.background = th.page; document.documentElement.style.colorScheme = root.style.colorScheme; } legends();
+    if (ownPage()) { document.body.style.background = th.page; document.documentElement.style.colorScheme = root.style.colorScheme; } legends();
   }
   async function retheme() { if (dead) return; const th = readTheme(el); if (th.dark === app.th.dark && views) return; app.th = th; paintTheme(); if (views) await Promise.all([views.tv.f.retheme(th), views.bv.f.retheme(th), views.sv.f.retheme(th)]); bar.dirty = true; paintWords(); app.dirty(); }
   const unwatch = watchTheme(retheme); paintTheme();

@@ -4,9 +4,9 @@ const KEY = "cbviz-theme";
 export const themeChoice = () => { try { return localStorage.getItem(KEY) || "auto"; } catch { return "auto"; } };
 export function chooseTheme(v) { try { if (v === "auto") localStorage.removeItem(KEY); else localStorage.setItem(KEY, v); } catch { /* private mode: the choice lasts as long as the page */ } chosen = v; }
 let chosen = null;
-export const inVoila = () => document.body.hasAttribute("data-voila");
+export const ownPage = () => document.body.hasAttribute("data-voila") || document.body.hasAttribute("data-cbviz");      // Voilà's page, or an exported one: ours alone
 function hostIsDark(el) {
-  const system = matchMedia("(prefers-color-scheme: dark)").matches; if (inVoila()) return system || document.body.getAttribute("data-jp-theme-light") === "false";
+  const system = matchMedia("(prefers-color-scheme: dark)").matches; if (ownPage()) return system || document.body.getAttribute("data-jp-theme-light") === "false";
   const probe = document.createElement("span"); probe.style.cssText = "display:none;color:var(--jp-layout-color0, transparent)"; el.appendChild(probe);
   const m = /rgba?\(([\d.]+),\s*([\d.]+),\s*([\d.]+)(?:,\s*([\d.]+))?/.exec(getComputedStyle(probe).color); probe.remove();
   if (m && m[4] !== "0") return lum(hex(+m[1], +m[2], +m[3])) < 0.2;
