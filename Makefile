@@ -1,4 +1,4 @@
-# make explore | lab | test | bench | setup | lint | clean
+# make explore | lab | test | bench | setup | lint | recordings | clean
 #
 # PIP_ARGS      goes to pip: another index, a proxy, a folder of wheels
 # EXPLORE_ARGS  goes to `cbviz explore`   (make explore EXPLORE_ARGS="--scenario burst --port 18866")
@@ -18,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_ARGS) -c constraints.txt
 
-.PHONY: explore lab test bench setup lint pin clean
+.PHONY: explore lab test bench setup lint pin recordings clean
 .DEFAULT_GOAL := explore
 
 explore: $(VENV)/.installed
@@ -46,6 +46,11 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadgroup) $(TEST_ARGS)
+
+# The runs of the real model that come with the package, for machines without room for torch.
+recordings: $(VENV)/.installed
+	@$(BIN)/cbviz model pull
+	@$(BIN)/python -m cbviz.recordings.make
 
 pin: $(VENV)/.installed-dev
 	@$(BIN)/python .ci/pin.py

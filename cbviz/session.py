@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import msgspec
@@ -29,6 +29,9 @@ from cbviz.runners.base import Runner
 from cbviz.trace.schema import KEYFRAME_EVERY, Keyframe, TraceHeader
 from cbviz.trace.state import RequestState, State
 from cbviz.trace.trace import Cursor, Trace
+
+if TYPE_CHECKING:
+    from cbviz.runners.tape import TapeRunner
 
 RUNNERS = ("torch", "sim", "tape")
 DEFAULT_MAX_TOKENS = 64
@@ -116,19 +119,18 @@ class Session:
 
     @classmethod
     def from_tape(cls, trace: Trace, **changes: Any) -> Session:
-        """A what-if on recorded tokens: the requests and outputs of `trace` under another schedule. Needs no model; time is modelled."""
-        from cbviz.runners.tape import TapeRunner
-
+        """A what-if on recorded tokens: the requests, outputs and words of `trace` under another schedule. Needs no model; time is modelled."""
         end = trace.state()
-        spec = models.get(trace.header.model or "smollm2")
-        tokens = {r.request_id: r.output_token_ids for r in end.by_index}
-        runner = TapeRunner(spec, tokens, {r.request_id: r.num_prompt_tokens for r in end.by_index})
+        runner = tape_runner(trace)
+        tokens = runner.tokens
         limits = ("length",) if "max_model_len" in changes else ("length", "max_model_len")
         specs = [_taped(s, len(tokens[s.request_id]), end.requests[s.request_id].finish_reason in limits) for s in trace.specs.values() if tokens.get(s.request_id)]
         if not specs:
             raise ConfigError("this trace holds no request with tokens: there is nothing to run again")
         first = EngineConfig(**{k: v for k, v in trace.header.config.items() if k in CONFIG_FIELDS})
-        return cls(specs, runner=runner, model=trace.header.model or "smollm2", **first.changed(**{"clock": "modelled", **changes}).to_dict())
+        s = cls(specs, runner=runner, model=trace.header.model or "smollm2", **first.changed(**{"clock": "modelled", **changes}).to_dict())
+        s.workload_name = s.trace.header.workload = trace.header.workload or s.workload_name
+        return s
 
     @classmethod
     def from_trace(cls, trace: Trace, *, runner: str | Runner | None = None, progress: Callable[..., None] | None = None, autosave: str | Path | None = None) -> Session:
@@ -141,7 +143,7 @@ class Session:
         s.workload_name = h.workload
         s._adopt(trace, len(trace))
         if autosave is not None:
-            s.trace.autosave(autosave)
+            s.autosave(autosave)
         return s
 
     # what there is ------------------------------------------------------------------------------------------------------
@@ -243,6 +245,8 @@ class Session:
         tokenizer = self.tokenizer
         if tokenizer is not None:
             record.texts = self._texts_of(record, tokenizer)
+        elif self._taped_texts:
+            record.texts = self._recorded_texts(record)
         self.config = self.engine.config
         self.trace.append(record)
         if record.step % KEYFRAME_EVERY == 0:
@@ -260,6 +264,21 @@ class Session:
                 stream = self._streams.pop(e.request_id, None)
                 if stream is not None and (rest := stream.flush()) and texts.get(e.request_id):
                     texts[e.request_id][-1] += rest
+        return texts
+
+    @property
+    def _taped_texts(self) -> dict[str, list[str]]:
+        """The words of a taped run's tokens, in the order of each request's outputs; empty for any other runner."""
+        return getattr(self.runner, "texts", {})
+
+    def _recorded_texts(self, record: StepRecord) -> dict[str, list[str]]:
+        before = self.trace.state().requests  # the record is not in the trace yet
+        texts: dict[str, list[str]] = {}
+        for e in record.events:
+            if isinstance(e, ev.Sampled):
+                known = before.get(e.request_id)
+                done = len(known.output_token_ids) if known is not None else 0
+                texts[e.request_id] = self._taped_texts.get(e.request_id, [])[done : done + len(e.token_ids)]
         return texts
 
     def run(self, until: Predicate | None = None, max_steps: int | None = None, progress: Callable[[StepRecord], None] | None = None) -> StepRecord | None:
@@ -383,6 +402,7 @@ class Session:
 
         `max_tokens` None: 64, or what still fits. Returns the request's id. Raises RequestError naming the field and the limit.
         """
+        self._refuse_on_tape()
         text = prompt if isinstance(prompt, str) else None
         if text is not None:
             if not text.strip():
@@ -406,6 +426,10 @@ class Session:
         self.engine.add(RequestSpec(rid, tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text, deadline_s=deadline_s))
         self._changed("request")
         return rid
+
+    def _refuse_on_tape(self) -> None:
+        if self.runner_name == "tape":
+            raise RequestError("a taped run has no model that could answer a prompt: its tokens were recorded. Take the real model or the simulator for prompts of your own")
 
     def _token_id(self, t: Any) -> int:
         if isinstance(t, bool) or not isinstance(t, int):
@@ -538,6 +562,7 @@ class Session:
             self.abort(rid)
 
     def _reprompt(self, rid: str, prompt: str | Sequence[int]) -> None:
+        self._refuse_on_tape()
         old = self._specs().get(rid)
         if old is None:
             raise KeyError(f"no request {rid!r}")
@@ -609,6 +634,11 @@ class Session:
         """Writes the trace (`.jsonl`, `.jsonl.gz`)."""
         return self.trace.save(path)
 
+    def autosave(self, path: str | Path) -> None:
+        """Writes the trace to `path` now and each step as it is made; a reset begins the file anew."""
+        self._autosave = path
+        self.trace.autosave(path)
+
     def close(self) -> None:
         self.trace.close()
 
@@ -621,7 +651,7 @@ class Session:
         self._script: dict[int, StepRecord] = {}
         """For a branch that repeats its parent: the records whose inputs and times are still to be repeated, by step."""
         self._streams: dict[str, Any] = {}
-        self._autosave = autosave
+        self._autosave: str | Path | None = autosave
         self.trace = Trace(self._header())
         self.cursor = Cursor(0)
         if autosave is not None:
@@ -637,7 +667,7 @@ class Session:
         spec, d = self.runner.spec, self._device
         names = ["schedule", "blocks", "tokens", "reasons", "accounting", "time", "cost", "queue"]
         missing: dict[str, str] = {}
-        if self.tokenizer is not None:
+        if self.tokenizer is not None or self._taped_texts:
             names.append("texts")
         else:
             missing["texts"] = "this runner's tokens are made up: they stand for no words"
@@ -646,10 +676,11 @@ class Session:
         else:
             missing["gaps"] = "no logits were computed"
         full = models.complete(spec)
+        made_by_name = self.workload_name in workloads.PRESETS and self.runner_name != "tape"
         return TraceHeader(
             capabilities=names, config=self.config.to_dict(), model=self.model, runner=self.runner_name, clock=self.config.clock or "modelled",
             device="this machine's CPU" if d.measured else d.name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            workload=self.workload_name, workload_params=self.workload_params, requests=[] if self.workload_name in workloads.PRESETS else self.workload,
+            workload=self.workload_name, workload_params=self.workload_params, requests=[] if made_by_name else self.workload,
             block_size=self.config.block_size, num_blocks=self.config.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
             weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)
 
@@ -706,6 +737,15 @@ def _load_model(model: str, device: str, progress: Callable[..., None] | None) -
     if key not in _LOADED:
         _LOADED[key] = loader.load(model, device=torch_runner.pick_device(device), progress=progress)
     return _LOADED[key]
+
+
+def tape_runner(trace: Trace) -> TapeRunner:
+    """A runner that answers the requests of `trace` with the tokens and words recorded there."""
+    from cbviz.runners.tape import TapeRunner
+
+    end = trace.state().by_index
+    texts = {r.request_id: r.output_texts for r in end if len(r.output_texts) == len(r.output_token_ids)}
+    return TapeRunner(models.get(trace.header.model or "smollm2"), {r.request_id: r.output_token_ids for r in end}, {r.request_id: r.num_prompt_tokens for r in end}, texts=texts)
 
 
 def _taped(spec: RequestSpec, n: int, at_limit: bool) -> RequestSpec:

@@ -17,17 +17,22 @@ class TapeError(RuntimeError):
 
 
 class TapeRunner:
-    """`tokens`: for each request id its recorded output tokens; `prompt_lens`: its prompt's length."""
+    """`tokens`: for each request id its recorded output tokens; `prompt_lens`: its prompt's length.
+
+    `texts`: for each request id what each of its tokens added to the text, as it was recorded, so that words are shown without a tokenizer.
+    """
 
     name = "tape"
     simulated = True
 
-    def __init__(self, spec: ModelSpec, tokens: dict[str, list[int]], prompt_lens: dict[str, int], tokenizer: Tokenizer | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, spec: ModelSpec, tokens: dict[str, list[int]], prompt_lens: dict[str, int], tokenizer: Tokenizer | None = None, eos_token_ids: tuple[int, ...] = (),
+                 texts: dict[str, list[str]] | None = None) -> None:
         self.spec = spec
         self.tokens = tokens
         self.prompt_lens = prompt_lens
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
+        self.texts = texts or {}
 
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         out: dict[str, list[int]] = {}
