@@ -11,13 +11,14 @@ import { SeriesView } from "./series.js";
 import { BatchBar } from "./batch.js";
 import { QueuePanel, TablePanel, WhyPanel, MetricsPanel, TextPanel, BatchPanel } from "./panels.js";
 import { Controls, PromptBox } from "./controls.js";
+import { Presenter, PolicyBox } from "./classroom.js";
 import { h, icon, ICON, setText, setAttr } from "./dom.js";
-const KEYS = [["Space", "play or pause"], ["→", "one step on (a recorded one, or a new one)"], ["←", "one step back"], [". and ,", "one event on or back, inside the step"], ["Home, End", "first or last recorded step"], ["↑ ↓", "in the timeline: the request above or below"], ["/", "to the prompt box"], ["Esc", "drop the selection, close what is open"], ["?", "this list"]];
+const KEYS = [["Space", "play or pause"], ["→", "one step on (a recorded one, or a new one)"], ["←", "one step back"], [". and ,", "one event on or back, inside the step"], ["Home, End", "first or last recorded step"], ["↑ ↓", "in the timeline: the request above or below"], ["/", "to the prompt box"], ["P", "large type for a projector, and back"], ["Esc", "drop the selection, close what is open"], ["?", "this list"]];
 const SPEEDS = [["1", "1 step/s"], ["2", "2 steps/s"], ["5", "5 steps/s"], ["10", "10 steps/s"], ["30", "30 steps/s"], ["0", "full speed"]];
 
 export async function render({ model, el, Plotly }) {
   const app = { R: null, th: readTheme(el), sel: -1, why: null, metrics: null, live: {}, frames: 0 };
-  let raf = 0, lastSeq = 0, ackDue = false, dead = false, views = null, domAt = 0, domTimer = 0, sumAt = 0, sayTimer = 0, seekTo = null;
+  let policyBox = null, raf = 0, lastSeq = 0, ackDue = false, dead = false, views = null, domAt = 0, domTimer = 0, sumAt = 0, sayTimer = 0, seekTo = null;
   app.send = (cmd, more = {}) => model.send({ type: "cmd", cmd, ...more });
   app.dirty = () => { if (!raf && !dead) raf = requestAnimationFrame(flush); };
   app.numRequests = () => app.live.num_requests || 0;
@@ -75,7 +76,7 @@ export async function render({ model, el, Plotly }) {
     if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return; const t = e.target, typing = t.matches("textarea, select, input:not([type=range]):not([type=checkbox])"); if (keysBox.open && e.key !== "?" && e.key !== "Escape") return;
     const k = e.key; let done = true; if (k === "Escape") { if (keysBox.open) keysBox.close(); else if (big) enlarge(big); else if (typing) root.focus(); else if (app.sel >= 0) app.select(-1); else done = false; }
     else if (typing) return;
-    else if (k === "?") help(); else if (k === "/") promptBox.text.focus(); else if (k === " ") { if (t.tagName === "BUTTON" || t.type === "checkbox") return; app.send(app.live.playing ? "pause" : "play"); }
+    else if (k === "?") help(); else if (k === "p" || k === "P") presenter.set(!presenter.on); else if (k === "/") { if (presenter.on) presenter.set(false); promptBox.text.focus(); } else if (k === " ") { if (t.tagName === "BUTTON" || t.type === "checkbox") return; app.send(app.live.playing ? "pause" : "play"); }
     else if (k === "ArrowRight") app.step(); else if (k === "ArrowLeft") app.send("back"); else if (k === "Home") app.seek(0); else if (k === "End") app.send("end"); else if (k === ".") app.send("event", { by: 1 }); else if (k === ",") app.send("event", { by: -1 }); else done = false;
     if (done) { e.preventDefault(); e.stopPropagation(); }
   });
@@ -94,8 +95,8 @@ export async function render({ model, el, Plotly }) {
     for (const k in v) root.style.setProperty("--cb-" + k, v[k]); root.style.colorScheme = th.dark ? "dark" : "light"; root.style.fontFamily = th.font; root.setAttribute("data-theme", th.dark ? "dark" : "light"); setText(themeButton, th.dark ? "Light" : "Dark"); themeButton.title = `Switch to the ${th.dark ? "light" : "dark"} theme`;
     if (ownPage()) { document.body.style.background = th.page; document.documentElement.style.colorScheme = root.style.colorScheme; } legends();
   }
-  async function retheme() { if (dead) return; const th = readTheme(el); if (th.dark === app.th.dark && views) return; app.th = th; paintTheme(); if (views) await Promise.all([views.tv.f.retheme(th), views.bv.f.retheme(th), views.sv.f.retheme(th)]); bar.dirty = true; paintWords(); app.dirty(); }
-  const unwatch = watchTheme(retheme); paintTheme();
+  async function retheme() { if (dead) return; const th = readTheme(el); th.scale = presenter.scale; if (th.dark === app.th.dark && th.scale === app.th.scale && views) return; app.th = th; paintTheme(); if (views) await Promise.all([views.tv.f.retheme(th), views.bv.f.retheme(th), views.sv.f.retheme(th)]); bar.dirty = true; paintWords(); app.dirty(); }
+  const presenter = new Presenter(root, () => retheme(), inVoila()), unwatch = watchTheme(retheme); themeButton.before(presenter.button); app.th.scale = presenter.scale; paintTheme(); presenter.begin();
   function ack() { if (!ackDue) return; ackDue = false; model.send({ type: "ack", seq: lastSeq }); }
   function paintHead() {
     const R = app.R, L = app.live; if (L.title) { const t = L.title.join("  ·  "); setText(title, t); title.title = t; }
@@ -134,12 +135,14 @@ export async function render({ model, el, Plotly }) {
   }
   function liveUpdate(m) {
     app.live = { ...app.live, ...m.live }; const L = app.live; root.classList.toggle("cb-playing", !!L.playing); playButton.setAttribute("aria-pressed", String(!!L.playing)); root.setAttribute("aria-busy", String(!!L.loading)); if (L.speed !== undefined && document.activeElement !== speed) speed.value = String(L.speed);
+    controls.lesson.hidden = !L.run; controls.lesson.disabled = !!L.loading; if (L.allow_code && !policyBox) { side.append(panel("policybox", "Your policy")); policyBox = new PolicyBox(panels.policybox.body, app); }
     stepButton.disabled = playButton.disabled = !!L.loading || !L.open; promptBox.button.disabled = !!L.loading || !L.open || !!L.recording; promptBox.button.title = L.recording ? "This is a recording: run it again to add requests" : ""; if (L.max_model_len) promptBox.max.max = L.max_model_len;
     const note = L.loading || L.banner; banner.hidden = !note; banner.className = "cb-banner" + (L.loading ? " cb-loading" : "") + (L.bad ? " cb-badbanner" : ""); setText(bannerText, note || ""); bannerBar.hidden = !L.loading; if (L.progress >= 0) bannerBar.value = L.progress; else bannerBar.removeAttribute("value"); bannerClose.hidden = !!L.loading; bannerButton.hidden = !L.offer; if (L.offer) { setText(bannerButton, L.offer.text); bannerButton.onclick = () => app.send(L.offer.cmd); }
     if (!app.R) { loading.hidden = false; setText(loading.firstChild, L.loading || ""); } paintHead(); if (views && app.R) { if (views.tv.n !== undefined && views.tv.nrows() !== views.tv.n) { app.advanced = true; app.dirty(); } }
   }
   function said(m) {       // an error or a confirmation, put where it belongs
-    if (m.cmd === "add") { if (m.error) promptBox.fail(m.error); else { promptBox.added(m.id); app.wantSel = m.id; } }
+    if (m.cmd === "policy") { if (policyBox) policyBox.answer(m); else liveUpdate({ live: { banner: m.error, bad: true } }); }
+    else if (m.cmd === "add") { if (m.error) promptBox.fail(m.error); else { promptBox.added(m.id); app.wantSel = m.id; } }
     else if (m.cmd === "abort") app.say(m.error || `${m.id} will be aborted before the next step`);
     else if (m.field) { if (!controls.fail(m.field, m.error || "") && m.error) liveUpdate({ live: { banner: m.error, bad: true } }); }
     else if (m.error) liveUpdate({ live: { banner: m.error, bad: true } });

@@ -17,8 +17,9 @@ export class BlockView {
     this.f = new Frame(Plotly, host, { role: "block map", label: "Map of KV blocks", scroll: true, dirty: app.dirty, layout: () => this.axes(), home: () => this.home(), paint: (f, c, g) => this.paint(f, c, g), over: (f, x, g) => this.over(f, x, g), hover: (p) => this.hover(p), click: (p) => this.click(p), key: (e) => this.key(e),
       resized: (f) => { const c = this.cols; this.fit(f.root.clientWidth, f.root.clientHeight); if (c !== this.cols) { this.pkey = null; f.Plotly.relayout(f.gd, this.axesUpdate()); } } });
   }
-  fit(w, h) { this.h = h || 240; this.cols = gridCols(this.app.R.bl.n, Math.max(80, (w || 400) - 52), Math.max(60, this.h - 32)); this.rows = Math.ceil(this.app.R.bl.n / this.cols); }
-  ticksY() { let d = 1; while (this.rows / d * 14 > this.h - 32) d *= 2; const v = []; for (let r = 0; r < this.rows; r += d) v.push(r); return { tickmode: "array", tickvals: v, ticktext: v.map((r) => String(r * this.cols)) }; }
+  get k() { return this.app.th.scale || 1; }
+  fit(w, h) { this.h = h || 240; this.cols = gridCols(this.app.R.bl.n, Math.max(80, (w || 400) - 52 * this.k), Math.max(60, this.h - 32 * this.k)); this.rows = Math.ceil(this.app.R.bl.n / this.cols); }
+  ticksY() { let d = 1; while (this.rows / d * 14 * this.k > this.h - 32 * this.k) d *= 2; const v = []; for (let r = 0; r < this.rows; r += d) v.push(r); return { tickmode: "array", tickvals: v, ticktext: v.map((r) => String(r * this.cols)) }; }
   dtick() { let d = 8; while (this.cols / d > 12) d *= 2; return this.cols < 8 ? 1 : d; }
   axes() {
     const h = this.home();

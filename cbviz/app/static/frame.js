@@ -15,8 +15,9 @@ export class Frame {
   }
   layout(th) {
     const ax = { showgrid: false, zeroline: false, ticks: "outside", ticklen: 3, tickcolor: th.line, linecolor: th.line, showline: true, color: th.mute, title: { font: { size: 11, color: th.mute }, standoff: 4 } };
-    const l = this.o.layout(th), m = (a, b) => ({ ...a, ...b, title: { ...a.title, ...b.title } });
-    return { ...l, autosize: true, margin: { l: 58, r: 10, t: 4, b: 32, ...l.margin }, plot_bgcolor: "rgba(0,0,0,0)", paper_bgcolor: "rgba(0,0,0,0)", font: { family: th.font, size: 11, color: th.mute }, showlegend: false, hovermode: false, dragmode: "pan", uirevision: "keep", xaxis: m(ax, l.xaxis), yaxis: m(ax, l.yaxis) };
+    const l = this.o.layout(th), k = th.scale || 1, large = (o) => (o && o.size ? { ...o, size: o.size * k } : o), margin = { l: 58, r: 10, t: 4, b: 32, ...l.margin }; for (const s in margin) margin[s] *= k;
+    const m = (a, b) => { const v = { ...a, ...b }, t = { ...a.title, ...b.title }; return { ...v, ...(v.tickfont ? { tickfont: large(v.tickfont) } : {}), title: { ...t, font: large(t.font) } }; };
+    return { ...l, autosize: true, margin, plot_bgcolor: "rgba(0,0,0,0)", paper_bgcolor: "rgba(0,0,0,0)", font: { family: th.font, size: 11 * k, color: th.mute }, showlegend: false, hovermode: false, dragmode: "pan", uirevision: "keep", xaxis: m(ax, l.xaxis), yaxis: m(ax, l.yaxis) };
   }
   async init(th) {
     this.th = th;

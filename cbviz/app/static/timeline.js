@@ -17,7 +17,7 @@ export class TimelineView {
   nrows() { return Math.max(8, this.app.numRequests(), this.app.R.ids.length); }
   home() { const R = this.app.R, s = R.steps; while (this.win < 480 && s > this.win - 3) this.win *= 2; const w = this.win, x0 = R.step <= w ? 0 : Math.ceil((R.step - w) / (w / 4)) * (w / 4); return { "xaxis.range": [x0 + 0.5, x0 + w + 0.5], "yaxis.range": [this.nrows() - 0.5, -0.5] }; }
   yticks(n, hpx, a, b) {
-    const span = Math.max(1, b - a), fit = Math.max(1, Math.floor(hpx / 10.5)), d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1], v = [];
+    const span = Math.max(1, b - a), fit = Math.max(1, Math.floor(hpx / (10.5 * (this.app.th.scale || 1)))), d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1], v = [];
     for (let k = Math.max(0, Math.floor((a - span) / d) * d); k < Math.min(this.app.R.ids.length, b + span); k += d) v.push(k);
     return { tickmode: "array", tickvals: v, ticktext: v.map((k) => cut(this.app.R.id(k), 9)) };
   }
