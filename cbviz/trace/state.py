@@ -23,9 +23,10 @@ NULL_BLOCK = 0
 class RequestState:
     """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
 
-    __slots__ = ("arrival_s", "arrival_step", "block_ids", "code", "finish_reason", "finish_s", "finish_step", "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step",
-                 "index", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_steps", "output_texts", "output_token_ids", "priority",
-                 "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason", "last_step")
+    __slots__ = ("arrival_s", "arrival_step", "block_ids", "code", "finish_reason", "finish_s", "finish_step", "first_scheduled_s", "first_scheduled_step",
+                 "first_token_s", "first_token_step", "index", "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_preemptions",
+                 "num_prompt_tokens", "output_steps", "output_texts", "output_token_ids", "priority", "request_id", "seat_held", "spec", "status", "wait_have",
+                 "wait_need", "wait_reason")
 
     def __init__(self, request_id: str, index: int, num_prompt_tokens: int, max_tokens: int) -> None:
         self.request_id = request_id

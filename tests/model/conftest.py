@@ -35,7 +35,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Several people's tests share two cores: a second thread would mostly wait."""
+    """Other tests may run beside these on two cores: a second thread would mostly wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
