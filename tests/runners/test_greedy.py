@@ -50,7 +50,8 @@ def test_tokens_are_the_recorded_ones(name: str, conformance: Path) -> None:
     for i, q in enumerate(requests):
         ours, theirs = s.request(f"q{i}").output_token_ids, q["output_token_ids"]
         same = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-        assert ours == theirs or (same < len(theirs) and q["gap_to_second"][same] < TIE), f"q{i} differs at output token {same}: {ours[same:same + 3]} against {theirs[same:same + 3]}"
+        tie = same < len(theirs) and q["gap_to_second"][same] < TIE
+        assert ours == theirs or tie, f"q{i} differs at output token {same}: {ours[same:same + 3]} against {theirs[same:same + 3]}"
     found = metrics(s.trace)
     if name in PREEMPTS:
         assert found["num_preemptions"] > 0
