@@ -12,14 +12,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from cbviz import recordings
 from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, check_names, parse_value
 from cbviz.core.policy import POLICIES
 from cbviz.core.replay import ReplayError
+from cbviz.cost import devices
 from cbviz.model import hub
 from cbviz.session import Session
 from cbviz.trace import Cursor, Trace, load
@@ -27,6 +29,8 @@ from cbviz.workload.presets import PRESETS
 
 SIM = "sim"
 """The name, in the list of models, of the simulator."""
+TAPE = "tape"
+"""The name, in the list of models, of recorded tokens (`cbviz.recordings`): real words without a model."""
 OWN_REQUESTS = "requests"
 """The workload's name in the trace of a session that was given a list of requests."""
 DEFAULT_SCENARIO = "chat"
@@ -44,7 +48,7 @@ _CLASSES = {n: f"cb-{n}" for n in ("scenario", "model", "discipline", "policy")}
 
 @dataclass
 class Settings:
-    """What was asked for. `scenario`: a preset's name, a path, or '' (empty start). `model`: `sim`, or what `Session(model=)` takes."""
+    """What was asked for. `scenario`: a preset's name, a path, or '' (empty start). `model`: `sim`, `tape`, or what `Session(model=)` takes."""
 
     scenario: str = DEFAULT_SCENARIO
     model: str = "smollm2"
@@ -55,6 +59,10 @@ class Settings:
         """The fields of EngineConfig in force: the scenario's, then the user's."""
         preset = PRESETS.get(self.scenario)
         return {**(preset.settings if preset else {}), **self.config}
+
+    def playable(self) -> Settings:
+        """These, or with the simulator where recorded tokens are the model and the scenario was not recorded."""
+        return replace(self, model=SIM) if self.model == TAPE and self.scenario not in recordings.NAMES else self
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """With values as the page writes them (text, numbers, booleans). Another scenario brings its own settings. Raises ConfigError."""
@@ -83,12 +91,13 @@ def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, 
     changes = {k: v for k, v in given.items() if k in ("scenario", "model") or k in CONFIG_FIELDS}
     if changes.get("scenario") and changes["scenario"] not in PRESETS:
         raise ConfigError(f"scenario is {changes['scenario']!r}, it must be one of {', '.join(PRESETS)}")
-    if changes.get("model") and changes["model"] not in (SIM, settings.model, *hub.REGISTRY):  # a link must not make this machine fetch or open what its author likes
-        raise ConfigError(f"model is {changes['model']!r}, in an address it must be one of {', '.join([*hub.REGISTRY, SIM])}; others are named on the command line")
+    if changes.get("model") and changes["model"] not in (SIM, TAPE, settings.model, *hub.REGISTRY):  # a link must not make this machine fetch or open what its author likes
+        raise ConfigError(f"model is {changes['model']!r}, in an address it must be one of {', '.join([*hub.REGISTRY, TAPE, SIM])}; others are named on the command line")
     place: dict[str, str] = {k: given[k] for k in ("run", "step") if k in given}
     if "run" in place and not _RUN.fullmatch(place["run"]):
         del place["run"]
-    return settings.changed(changes) if changes else settings, place
+    settings = settings.changed(changes) if changes else settings
+    return settings.playable() if "model" not in changes else settings, place
 
 
 # sessions ---------------------------------------------------------------------------------------------------------------
@@ -98,6 +107,8 @@ def open_session(settings: Settings, autosave: Path | None, progress: Progress) 
     """A session as asked for; downloads and loads the model if need be. Raises ConfigError, RequestError or ModelError."""
     if settings.scenario and settings.scenario not in PRESETS and not Path(settings.scenario).exists():
         raise ConfigError(f"scenario is {settings.scenario!r}, it must be one of {', '.join(PRESETS)} or a file of requests")
+    if settings.model == TAPE:
+        return recordings.open_session(settings.scenario, autosave=autosave, **settings.fields())
     kind: dict[str, Any] = {"runner": "sim"} if settings.model == SIM else {"runner": "torch", "model": settings.model}
     if settings.model != SIM:
         progress(-1, f"Loading model {settings.model} …")
@@ -114,7 +125,8 @@ class Recording:
     done = True
     runner = None
     tokenizer = None
-    breakpoints: list[Any] = []
+    name = "recording"
+    stopped_by = None
 
     def __init__(self, trace: Trace, why: str) -> None:
         self.trace = trace
@@ -125,6 +137,8 @@ class Recording:
         self.model = trace.header.model
         self.runner_name = trace.header.runner
         self.num_requests = len(trace.state().by_index)
+        self.breakpoints: list[Any] = []
+        self.watches: list[Any] = []
         self._listeners: list[Callable[[str], None]] = []
 
     def step(self, n: int = 1) -> None:
@@ -150,12 +164,13 @@ Shown = Session | Recording
 def reopen(trace: Trace, autosave: Path | None, progress: Progress) -> Shown:
     """A live session that stands where `trace` ends, or the recording itself where its steps do not come out again."""
     h = trace.header
-    if h.runner not in ("sim", "torch"):
+    taped = h.runner == "tape" and h.workload in recordings.NAMES
+    if h.runner not in ("sim", "torch") and not taped:
         return Recording(trace, f"it was made by {h.runner or h.producer}")
     try:
         if h.runner == "torch":
             progress(-1, f"Loading model {h.model} …")
-        return Session.from_trace(trace, autosave=autosave, progress=lambda done, total: progress(done / total if total else -1, f"Downloading model {h.model}"))
+        return Session.from_trace(trace, runner=recordings.runner(h.workload) if taped else None, autosave=autosave, progress=lambda done, total: progress(done / total if total else -1, f"Downloading model {h.model}"))
     except (ReplayError, ConfigError, hub.ModelError, ValueError, KeyError) as e:
         return Recording(trace, str(e))
 
@@ -163,7 +178,7 @@ def reopen(trace: Trace, autosave: Path | None, progress: Progress) -> Shown:
 def settings_of(shown: Shown) -> Settings:
     """The settings that would open `shown` again from its start."""
     h = shown.trace.header
-    start = Settings(h.workload, SIM if h.runner == "sim" else h.model or "smollm2")
+    start = Settings(h.workload, h.runner if h.runner == SIM or (h.runner == TAPE and h.workload in recordings.NAMES) else h.model or "smollm2")
     plain = start.fields()
     derived = ("max_model_len", "clock")
     for name in CONFIG_FIELDS:
@@ -184,7 +199,8 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
     for name, label in LABELS.items():
         row: dict[str, Any] = {"name": name, "label": label, "cls": _CLASSES.get(name)}
         if name == "scenario":
-            options = [[p.name, p.title, p.description] for p in PRESETS.values()] + [["", "Empty: only your prompts", "No requests but the ones you type."]]
+            taped = recordings.NAMES if settings.model == TAPE else ()
+            options = [[p.name, f"{p.title} (recorded)" if p.name in taped else p.title, p.description] for p in PRESETS.values()] + [["", "Empty: only your prompts", "No requests but the ones you type."]]
             if settings.scenario and settings.scenario not in PRESETS:
                 own = settings.scenario == OWN_REQUESTS
                 title, help = ("This session's requests", "Requests made in Python.") if own else (Path(settings.scenario).name, "A file of requests.")
@@ -192,24 +208,51 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
             row.update(kind="select", options=options, value=settings.scenario, live=False, help="What arrives when.")
         elif name == "model":
             options = [[m.name, m.title, f"The real model: {m.file_bytes / 1e6:.0f} MB of weights on this machine."] for m in hub.list_models()]
-            if settings.model != SIM and settings.model not in [o[0] for o in options]:
+            if settings.model not in (SIM, TAPE) and settings.model not in [o[0] for o in options]:
                 options.append([settings.model, Path(settings.model).name, "A model of your own."])
+            options.append([TAPE, "Recorded tokens, no model", f"Words of the real model, recorded, under any schedule. For {', '.join(recordings.NAMES)}."])
             options.append([SIM, "Simulator, no model", "Made-up tokens and the modelled time of a large GPU."])
             row.update(kind="select", options=options, value=settings.model, live=False, help="Who computes the tokens.")
         else:
-            f = CONFIG_FIELDS[name]
-            meta = f.metadata
-            value = resolved.get(name, asked.get(name, f.default))
-            row.update(help=meta["help"], live=bool(meta["live"]), unit=meta["unit"], value=value)
-            if name == "discipline":
-                row.update(kind="select", options=[[d.name, d.title, d.summary] for d in DISCIPLINES.values()])
-            elif name == "policy":
-                row.update(kind="select", options=[[p.name, p.title, p.summary] for p in POLICIES.values()])
-            elif "bool" in str(f.type):
-                row.update(kind="bool")
-            else:
-                row.update(kind="int" if "int" in str(f.type) else "float", min=meta["min"], max=meta["max"])
+            row.update(_knob(name, resolved.get(name, asked.get(name, CONFIG_FIELDS[name].default))))
         rows.append(row)
+    return rows
+
+
+def _knob(name: str, value: Any) -> dict[str, Any]:
+    """A field of EngineConfig as a control."""
+    f = CONFIG_FIELDS[name]
+    meta = f.metadata
+    row: dict[str, Any] = {"help": meta["help"], "live": bool(meta["live"]), "unit": meta["unit"], "value": value}
+    if name == "discipline":
+        row.update(kind="select", options=[[d.name, d.title, d.summary] for d in DISCIPLINES.values()])
+    elif name == "policy":
+        row.update(kind="select", options=[[p.name, p.title, p.summary] for p in POLICIES.values()])
+    elif name == "modelled_device":
+        row.update(kind="select", options=[[d.name, d.name, d.source] for d in devices.DEVICES.values()])
+    elif meta["choices"]:
+        row.update(kind="select", options=[*([["", "as the discipline says", ""]] if "None" in str(f.type) else []), *([c, c, ""] for c in meta["choices"])])
+    elif "bool" in str(f.type):
+        row.update(kind="bool")
+    else:
+        row.update(kind="int" if "int" in str(f.type) else "float", min=meta["min"], max=meta["max"])
+    return row
+
+
+FORK_LABELS = {"discipline": "discipline", "policy": "policy", "victim": "victim", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget", "num_blocks": "blocks",
+               "modelled_device": "device (modelled)"}
+"""What a fork may change in the explorer, in order."""
+
+
+def fork_fields(session: Session, at: int) -> list[dict[str, Any]]:
+    """The fields of a fork at step `at`, with the values in force there; `open`: may be changed there. Plain JSON."""
+    now = session.trace.state(at).config
+    rows = []
+    for name, label in FORK_LABELS.items():
+        if name == "modelled_device" and session.config.clock != "modelled":
+            continue  # its time is measured here: another device would change no figure
+        row = _knob(name, now.get(name, getattr(session.config, name)))
+        rows.append({"name": name, "label": label, "open": row["live"] or at == 0, **row})
     return rows
 
 
@@ -236,7 +279,7 @@ def tidy_runs(keep: int = KEEP_RUNS, young_s: float = 86400.0) -> None:
         for old in files[keep:]:
             if time.time() - old.stat().st_mtime > young_s:
                 old.unlink()
-        for left in runs_dir().glob("*.before"):
+        for left in (*runs_dir().glob("*.before"), *runs_dir().glob("*.family")):
             if time.time() - left.stat().st_mtime > young_s:
                 left.unlink()
 

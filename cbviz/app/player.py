@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from cbviz.app import opening
+from cbviz.app.debugger import Debugger
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.wire import Wire, metrics_message, why_message
+from cbviz.breakpoints import BreakpointError
 from cbviz.config import CONFIG_FIELDS, ConfigError
 from cbviz.session import Session
 from cbviz.trace import Cursor
@@ -56,7 +58,7 @@ class Player:
         """The page's address carries the run's name (a Voilà page, whose kernel ends with it)."""
         self.playing = False
         self.speed = DEFAULT_SPEED
-        self._own = session is None
+        self.own = session is None
         self._at_step = at_step
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cbviz-engine")
         self._wire = Wire()
@@ -64,7 +66,7 @@ class Player:
         self._sent = self._acked = 0
         self._heard = time.monotonic()
         self._credit = asyncio.Event()
-        self._seek: Cursor | None = None
+        self.wanted: Cursor | None = None
         """Where the user went while a job was running: the job's end must not take the cursor away."""
         self._jobs = 0
         self._task: asyncio.Task[None] | None = None
@@ -74,9 +76,10 @@ class Player:
         self._metrics_cost = 0.0
         self._live: dict[str, Any] = {"loading": "Starting the engine …", "progress": -1, "playing": False, "speed": self.speed, "num_requests": 0}
         self._warning = ""
+        self.debugger = Debugger(self)
         self._unsubscribe: Callable[[], None] = lambda: None
         if session is not None:
-            self._show(session)
+            self.show(session)
         else:
             self._spawn(self._open_first())
 
@@ -97,8 +100,9 @@ class Player:
             self._heard = time.monotonic()
             self._wire.forget()
             self._explained = None
-            self._controls()
-            self._tell()
+            self.controls()
+            self.tell()
+            self.debugger.tell()
             self.flush()
         elif kind == "ack":
             self._credit.set()
@@ -108,11 +112,11 @@ class Player:
         elif kind == "error":
             print(f"cbviz explorer, in the page: {m.get('msg')}")
 
-    def _post(self, message: dict[str, Any], buffers: list[bytes] | None = None) -> None:
+    def post(self, message: dict[str, Any], buffers: list[bytes] | None = None) -> None:
         if self._attached:
             self._send(message, buffers or [])
 
-    def _tell(self, **changes: Any) -> None:
+    def tell(self, **changes: Any) -> None:
         """Sends what is not part of a picture: playing, loading, titles."""
         self._live.update(changes)
         s = self.session
@@ -126,25 +130,25 @@ class Player:
             self._live["max_model_len"] = config.get("max_model_len")
         if self.address:
             self._live["run"] = self.run
-        self._post({"type": "live", "live": self._live})
+        self.post({"type": "live", "live": self._live})
 
-    def _controls(self) -> None:
+    def controls(self) -> None:
         notes = list(self.session.notes) if self.session is not None else []
-        self._post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": notes, "locked": bool(self._live.get("loading"))})
+        self.post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": notes, "locked": bool(self._live.get("loading"))})
 
     def flush(self) -> None:
         """Sends the page what it lacks, unless it is behind by the window."""
         s = self.session
         if s is None or not self._attached or self._sent - self._acked >= WINDOW:
             return
-        made = self._wire.message(s.trace, self._seek or s.cursor)
+        made = self._wire.message(s.trace, self.wanted or s.cursor)
         if made is not None:
             head, buffers = made
             self._sent += 1
             head["seq"] = self._sent
             if head.get("reset"):
                 head["live"] = self._live
-            self._post(head, buffers)
+            self.post(head, buffers)
         self._explain()
 
     def _explain(self) -> None:
@@ -172,15 +176,24 @@ class Player:
             if f.cancelled() or self.session is not s:
                 return
             if (e := f.exception()) is not None:
-                self._post({"type": "said", "error": f"Step {at.step} could not be explained: {e}"})
+                self.post({"type": "said", "error": f"Step {at.step} could not be explained: {e}"})
                 return
             for message in f.result():
                 if message is not None:
-                    self._post(message)
+                    self.post(message)
 
         if figures:
             self._metrics_at = now
         self._pool.submit(job).add_done_callback(lambda f: self.loop.call_soon_threadsafe(show, f))
+
+    def explain_again(self) -> None:
+        """The page wants to know more about what it shows."""
+        self._explained = None
+        self._explain()
+
+    def submit(self, f: Callable[[], Any]) -> None:
+        """Has the worker do `f` when it comes to it; nobody waits."""
+        self._pool.submit(f)
 
     # jobs ---------------------------------------------------------------------------------------------------------------
 
@@ -194,48 +207,49 @@ class Player:
         self._tasks.discard(task)
         if not task.cancelled() and (e := task.exception()) is not None:
             traceback.print_exception(e)
-            self._tell(playing=False, loading=None, banner=f"{type(e).__name__}: {e}", bad=True)
+            self.tell(playing=False, loading=None, banner=f"{type(e).__name__}: {e}", bad=True)
 
-    async def _work(self, f: Callable[[], Any]) -> Any:
+    async def work(self, f: Callable[[], Any]) -> Any:
         """Runs `f` in the worker; the cursor stays where the user put it meanwhile."""
         self._jobs += 1
         try:
             return await self.loop.run_in_executor(self._pool, f)
         finally:
             self._jobs -= 1
-            if self._seek is not None and self.session is not None and not self._jobs:
-                at, self._seek = self._seek, None
+            if self.wanted is not None and self.session is not None and not self._jobs:
+                at, self.wanted = self.wanted, None
                 if at.step <= len(self.session.trace):
                     self.session.seek(at.step, at.event)
 
-    def _progress(self, share: float, what: str) -> None:
-        self.loop.call_soon_threadsafe(lambda: self._tell(loading=what, progress=share))
+    def progress(self, share: float, what: str) -> None:
+        self.loop.call_soon_threadsafe(lambda: self.tell(loading=what, progress=share))
 
     # sessions -----------------------------------------------------------------------------------------------------------
 
-    def _show(self, session: Shown) -> None:
+    def show(self, session: Shown) -> None:
         """Makes `session` the one that is shown."""
         self._unsubscribe()
         self.session = session
         self._unsubscribe = session.on_change(self._changed)
         self._wire.forget()
         self._explained = None
-        self._seek = None
+        self.wanted = None
         self._live.update(loading=None, progress=-1, banner=None, bad=False, offer=None, num_requests=session.num_requests)
         if isinstance(session, Recording):
             self._live.update(banner=f"This is a recording: {session.why}. You can look at every step of it.", offer={"text": "Run again from the start", "cmd": "again"})
         if self._warning:
             self._live.update(banner=self._warning, bad=True)
             self._warning = ""
-        if not self._own:
+        if not self.own:
             self.settings = opening.settings_of(session)
-        self._tell()
-        self._controls()
+        self.tell()
+        self.controls()
+        self.debugger.tell()
         self.flush()
 
     def _changed(self, what: str) -> None:
         """The session changed, on whatever thread."""
-        if what in ("reset", "branch"):
+        if what == "reset":
             self._wire.forget()
         self.loop.call_soon_threadsafe(self._after_change, what)
         if not self._jobs:
@@ -254,9 +268,14 @@ class Player:
         if s is not None and not self._jobs:
             self._live["num_requests"] = s.num_requests
             if what in ("config", "request", "reset"):
-                self._tell()
+                self.tell()
                 if what != "request":
-                    self._controls()
+                    self.controls()
+            if what == "branch":
+                self.debugger.tell_family()
+            elif what in ("breakpoints", "watches"):
+                self.debugger.tell_breaks()
+                self.explain_again()
         self.flush()
 
     async def _open_first(self) -> None:
@@ -267,9 +286,9 @@ class Player:
             opening.tidy_runs()
             trace = opening.take_over(run) if self._at_step is not None or path.exists() else None
             if trace is None or not len(trace):
-                return opening.open_session(self.settings, path, self._progress)
+                return opening.open_session(self.settings, path, self.progress)
             try:
-                shown = opening.reopen(trace, path, self._progress)
+                shown = opening.reopen(trace, path, self.progress)
             except BaseException:
                 opening.give_back(run)
                 raise
@@ -278,6 +297,7 @@ class Player:
             if want is not None:
                 shown.seek(min(max(0, want), len(shown.trace)))
             self.settings = opening.settings_of(shown)
+            self.debugger.family.recall(shown, run)
             return shown
 
         await self._open(job)
@@ -287,45 +307,46 @@ class Player:
         self._warning = text
 
     async def _open(self, job: Callable[[], Shown]) -> bool:
-        self._tell(loading="Starting the engine …", progress=-1, banner=None, bad=False, offer=None)
-        self._controls()
+        self.tell(loading="Starting the engine …", progress=-1, banner=None, bad=False, offer=None)
+        self.controls()
         try:
-            session = await self._work(job)
+            session = await self.work(job)
         except UserErrors as e:
             self._refuse(e)
             return False
-        self._show(session)
+        self.show(session)
         return True
 
     def _refuse(self, e: Exception, field: str | None = None) -> None:
         """Says what is wrong at the field it names, else in the banner."""
         text = _text(e)
         named = field or next((f for f in opening.LABELS if text.startswith((f"{f} ", f"unknown {f} "))), None)
-        self._tell(loading=None, progress=-1)
-        self._post({"type": "said", "field": named, "error": text})
+        self.tell(loading=None, progress=-1)
+        self.post({"type": "said", "field": named, "error": text})
         if self.session is None:
-            self._tell(banner=text, bad=True, offer={"text": "Try again", "cmd": "again"})
-        self._controls()
+            self.tell(banner=text, bad=True, offer={"text": "Try again", "cmd": "again"})
+        self.controls()
 
     async def _restart(self, settings: Settings) -> None:
         """A new session in place of this one. The old one is closed only when the new one is there: a mistake loses nothing."""
         old = self.session
-        await self._stop()
-        if old is not None and not self._own and isinstance(old, Session) and (settings.scenario, settings.model) == (self.settings.scenario, self.settings.model):
+        await self.stop()
+        if old is not None and not self.own and isinstance(old, Session) and (settings.scenario, settings.model) == (self.settings.scenario, self.settings.model):
             changes = {k: v for k, v in settings.config.items() if v != self.settings.config.get(k)}
-            made = await self._open(lambda: old.fork(0, **changes))
+            made = await self._open(lambda: self.debugger.family.fork(old, 0, name=None, **changes))
         else:
             path = opening.run_path(run := opening.new_run())
-            made = await self._open(lambda: opening.open_session(settings, path, self._progress))
+            made = await self._open(lambda: opening.open_session(settings, path, self.progress))
             if made:
-                self.run, self._own = run, True
+                mine, self.run, self.own = self.own, run, True
+                assert self.session is not None
+                self.debugger.renew(old, self.session, close=mine)
         if made:
             self.settings = settings
-            if old is not None and self._own:
-                old.close()
-            self._tell()
-            self._controls()
-            self._post({"type": "clear"})
+            self.debugger.tell()
+            self.tell()
+            self.controls()
+            self.post({"type": "clear"})
 
     # commands -----------------------------------------------------------------------------------------------------------
 
@@ -343,37 +364,38 @@ class Player:
             return
         if s is None:
             return
-        if name == "seek":
-            await self._stop(wait=False)
-            self._go(int(m["step"]))
+        if self.debugger.knows(name):
+            await self.debugger.command(m)
+        elif name == "seek":
+            await self.stop(wait=False)
+            self.go(int(m["step"]))
         elif name == "back":
-            await self._stop(wait=False)
-            at = self._seek or s.cursor
-            self._go(at.step - (at.event is None))
+            await self.stop(wait=False)
+            at = self.wanted or s.cursor
+            self.go(at.step - (at.event is None))
         elif name == "end":
-            self._go(len(s.trace))
+            self.go(len(s.trace))
         elif name == "event":
-            await self._stop(wait=False)
+            await self.stop(wait=False)
             self._go_event(1 if m.get("by", 1) > 0 else -1)
         elif name == "step":
-            await self._stop()
+            await self.stop()
             await self._advance()
         elif name == "play":
-            if self._task is None or self._task.done():
-                self._task = self.loop.create_task(self._play())
-                self._task.add_done_callback(self._ended)
+            self.play()
         elif name == "pause":
-            await self._stop(wait=False)
+            self.debugger.pause()
+            await self.stop(wait=False)
         elif name == "speed":
             self.speed = max(0.0, float(m["value"]))
-            self._tell(speed=m["value"])
+            self.tell(speed=m["value"])
         elif name == "reset":
-            await self._stop()
+            await self.stop()
             if isinstance(s, Session):
-                await self._work(s.reset)
-                self._tell(num_requests=s.num_requests)
+                await self.work(s.reset)
+                self.tell(num_requests=s.num_requests)
             else:
-                self._go(0)
+                self.go(0)
             self.flush()
         elif name == "add":
             await self._add(m)
@@ -384,24 +406,24 @@ class Player:
         elif name == "save":
             await self._save(s)
 
-    def _go(self, step: int) -> None:
+    def go(self, step: int) -> None:
         """Moves what is shown; never waits for the engine."""
         s = self.session
         assert s is not None
         at = Cursor(min(max(0, step), len(s.trace)))
         if self._jobs:
-            self._seek = at
+            self.wanted = at
         else:
             s.seek(at.step)
         if self._live.get("banner") and not self._live.get("bad") and not self._live.get("offer"):
-            self._tell(banner=None)  # it spoke of the end; we look elsewhere
+            self.tell(banner=None)  # it spoke of the end; we look elsewhere
         self.flush()
 
     def _go_event(self, by: int) -> None:
         """One event on or back. Inside step N the cursor is (N, k), k events of it done; all of them done is (N, None)."""
         s = self.session
         assert s is not None
-        step, event = self._seek or s.cursor
+        step, event = self.wanted or s.cursor
         if by > 0:
             if event is None:
                 if step >= len(s.trace):
@@ -417,7 +439,7 @@ class Player:
         count = len(s.trace.record(step).events)
         at = Cursor(step, event) if 0 < event < count else Cursor(step if event >= count else step - 1)
         if self._jobs:
-            self._seek = at
+            self.wanted = at
         else:
             s.seek(*at)
         self.flush()
@@ -426,9 +448,9 @@ class Player:
         """One step on: a recorded one if there is, else a new one (with `until`, new ones until that moment). False if there is none."""
         s = self.session
         assert s is not None
-        at = self._seek or s.cursor
+        at = self.wanted or s.cursor
         if at.event is not None or at.step < len(s.trace):
-            self._go(at.step if at.event is not None else at.step + 1)
+            self.go(at.step if at.event is not None else at.step + 1)
             return True
         count = 0
 
@@ -436,18 +458,23 @@ class Player:
             nonlocal count
             while s.step() is not None:
                 count += 1
-                if until is None or time.perf_counter() >= until or s.done:
+                if until is None or time.perf_counter() >= until or s.done or s.stopped_by is not None:
                     break
             return s.num_requests
 
         try:
-            n = await self._work(job)
+            n = await self.work(job)
+        except BreakpointError as e:  # the step itself is done and kept
+            self.tell(playing=False, banner=f"{e}.", bad=True, offer=None)
+            self.debugger.tell_breaks()
+            self.flush()
+            return False
         except Exception as e:  # whatever the runner or a policy raised: the engine is as it was before that step
-            self._tell(playing=False, banner=f"Step {len(s.trace) + 1} failed: {_text(e)}. Nothing was changed by it.", bad=True)
+            self.tell(playing=False, banner=f"Step {len(s.trace) + 1} failed: {_text(e)}. Nothing was changed by it.", bad=True, offer=None)
             self.flush()
             return False
         if n != self._live["num_requests"]:
-            self._tell(num_requests=n)
+            self.tell(num_requests=n)
         self.flush()
         if not count:
             stuck = isinstance(s, Session) and s.engine.stuck
@@ -455,33 +482,50 @@ class Player:
             if isinstance(s, Recording):
                 ended = "This is a recording, and this was its last step."
             said = stuck or ended
-            self._tell(banner=said, bad=bool(stuck))
+            self.tell(banner=said, bad=bool(stuck), offer=None if isinstance(s, Session) else self._live.get("offer"))
         elif self._live.get("banner") and not isinstance(s, Recording):
-            self._tell(banner=None, bad=False)
+            self.tell(banner=None, bad=False, offer=None)
+        if s.stopped_by is not None and count:
+            self.debugger.halted(s.stopped_by)
+            return False
         return count > 0
 
-    async def _play(self) -> None:
+    def play(self, fast: bool = False) -> None:
+        """Plays from the cursor on, unless it plays already. `fast`: at full speed, whatever is chosen."""
+        if self._task is None or self._task.done():
+            self._task = self.loop.create_task(self._play(fast))
+            self._task.add_done_callback(self._ended)
+
+    async def _play(self, fast: bool) -> None:
+        s = self.session
+        assert s is not None
         self._heard = time.monotonic()
-        self._tell(playing=True)
+        self.tell(playing=True)
         self.playing = True
         due = time.perf_counter()
         try:
+            halt = await self.debugger.ahead(s)
             while self.playing:
-                if not await self._advance(time.perf_counter() + BURST_S if not self.speed else None):
+                speed = 0.0 if fast else self.speed
+                if not await self._advance(time.perf_counter() + BURST_S if not speed else None):
+                    break
+                if halt is not None and (self.wanted or s.cursor).step == halt:
+                    self.debugger.stopped_ahead()
                     break
                 if self._attached and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
                     break
-                if not self.speed:
+                if not speed:
                     await self._breathe()
                     continue
                 now = time.perf_counter()
-                due = max(due + 1 / self.speed, now)
+                due = max(due + 1 / speed, now)
                 while self.playing and (left := due - time.perf_counter()) > 0:
                     await asyncio.sleep(min(left, 0.05))
         finally:
             self.playing = False
-            self._tell(playing=False)
+            self.tell(playing=False)
             self._explained = None
+            self.debugger.tell_family()
             self.flush()
 
     async def _breathe(self) -> None:
@@ -493,13 +537,13 @@ class Player:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._credit.wait(), PATIENCE_S)
 
-    async def _stop(self, wait: bool = True) -> None:
+    async def stop(self, wait: bool = True) -> None:
         """Pauses; with `wait`, until the step under way is done."""
         self.playing = False
         task = self._task
         if task is None or task.done():
             return
-        self._tell(playing=False)
+        self.tell(playing=False)
         if wait:
             await asyncio.wait([task])
 
@@ -508,26 +552,26 @@ class Player:
     async def _input(self, cmd: str, f: Callable[[], Any], **more: Any) -> Any:
         """An input of the user: taken between two steps. The answer goes back to where it was typed."""
         try:
-            result = await self._work(f)
+            result = await self.work(f)
         except UserErrors as e:
-            self._post({"type": "said", "cmd": cmd, "error": _text(e), **more})
+            self.post({"type": "said", "cmd": cmd, "error": _text(e), **more})
             return None
         s = self.session
         if s is not None:
-            self._tell(num_requests=s.num_requests if not self._jobs else self._live["num_requests"], banner=None if not isinstance(s, Recording) else self._live.get("banner"))
+            self.tell(num_requests=s.num_requests if not self._jobs else self._live["num_requests"], banner=None if not isinstance(s, Recording) else self._live.get("banner"))
         return result
 
     async def _add(self, m: dict[str, Any]) -> None:
         s = self.session
         if not isinstance(s, Session):
-            self._post({"type": "said", "cmd": "add", "error": "This is a recording: run it again to add requests."})
+            self.post({"type": "said", "cmd": "add", "error": "This is a recording: run it again to add requests."})
             return
         text, most = str(m.get("prompt", "")), m.get("max_tokens")
         if isinstance(most, float) and most.is_integer():
             most = int(most)
         rid = await self._input("add", lambda: s.add(text, max_tokens=most, chat=s.tokenizer is not None))
         if rid is not None:
-            self._post({"type": "said", "cmd": "add", "id": rid})
+            self.post({"type": "said", "cmd": "add", "id": rid})
 
     async def _set(self, field: str, value: Any) -> None:
         s = self.session
@@ -537,21 +581,21 @@ class Player:
             value = typed = opening.typed(field, value)
             if not CONFIG_FIELDS[field].metadata["live"]:
                 raise ConfigError(f"{field} takes a restart")
-            await self._work(lambda: s.configure(**{field: typed}))
+            await self.work(lambda: s.configure(**{field: typed}))
         except UserErrors as e:
             self._refuse(e, field)
             return
         self.settings.config[field] = value
-        self._post({"type": "said", "field": field, "error": ""})
-        self._post({"type": "said", "cmd": "set", "field": field, "error": ""})
+        self.post({"type": "said", "field": field, "error": ""})
+        self.post({"type": "said", "cmd": "set", "field": field, "error": ""})
 
     async def _save(self, s: Shown) -> None:
         def job() -> bytes:
             with tempfile.TemporaryDirectory() as folder:
                 return s.trace.save(Path(folder) / "run.jsonl.gz").read_bytes()
 
-        data = await self._work(job)
-        self._post({"type": "save", "name": f"cbviz-{s.workload_name or 'run'}-{len(s.trace)}-steps.jsonl.gz"}, [data])
+        data = await self.work(job)
+        self.post({"type": "save", "name": f"cbviz-{s.workload_name or 'run'}-{len(s.trace)}-steps.jsonl.gz"}, [data])
 
     def close(self) -> None:
         """Stops playing and lets go of the session (which lives on if it came from outside)."""
@@ -560,8 +604,8 @@ class Player:
         for task in list(self._tasks):
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self.session is not None and self._own:
-            self.session.close()
+        if self.own:
+            self.debugger.close()
 
 
 def _text(e: BaseException) -> str:

@@ -1,0 +1,425 @@
+"""What a debugger does, for the explorer's run loop: branches, rewind, breakpoints, comparison, questions. Knows the player's worker and session, no widget.
+
+Owns the family of branches, why the run stopped, and what the page asked about. A command comes as a message of the page; the answer goes to the control that
+sent it (`said`), or is one of `family`, `forkform`, `breaks`, `stop`, `compared`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cbviz.app import branches, comparing, opening
+from cbviz.app.branches import Family
+from cbviz.app.opening import Shown
+from cbviz.breakpoints import EVENTS, Breakpoint, Stop, Watch, as_breakpoint, last_stop, next_stop
+from cbviz.config import ConfigError
+from cbviz.session import Session
+from cbviz.trace import Cursor, Trace, reservation, why_block, why_chunk, why_missed, why_preempted, why_waiting
+from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS, executed_at, summary
+from cbviz.trace.explain import count, explain_event
+from cbviz.trace.reservation import PARTS, SCHEMES
+
+if TYPE_CHECKING:
+    from cbviz.app.player import Player
+
+BURST_S = 0.02
+"""A branch that is run to its end in the background reports this often."""
+FIRST_EVENTS = ("preempted", "evicted", "prefix miss", "finished", "starved")
+"""What the page offers first."""
+UserErrors = (ValueError, LookupError, OSError, RuntimeError)
+
+
+class Debugger:
+    """The debugger's part of one page."""
+
+    def __init__(self, player: Player) -> None:
+        self.p = player
+        self.family = Family(player.own)
+        self.stop: Stop | None = None
+        self.about: tuple[str, Any] | None = None
+        """What the page asks about: ("request", id) or ("block", number)."""
+        self.accounting = False
+        """The page shows the accounts."""
+        self._finishing = False
+        self._commands: dict[str, Callable[[Any, dict[str, Any]], Awaitable[None]]] = {
+            "forkform": self._form, "fork": self._fork, "rewind": self._rewind, "branch": self._switch, "rename": self._rename, "drop": self._drop, "finish": self._finish,
+            "break": self._break, "break-set": self._break_set, "break-remove": self._break_remove, "watch": self._watch, "watch-remove": self._watch_remove,
+            "run-on": self._run_on, "run-back": self._run_back, "compare": self._compare, "files": self._files, "ask": self._ask, "account": self._account,
+        }
+
+    def knows(self, name: str) -> bool:
+        return name in self._commands
+
+    async def command(self, m: dict[str, Any]) -> None:
+        """Does what the page asks; what is wrong with the wish is said where it was made."""
+        s = self.p.session
+        if s is None:
+            return
+        try:
+            await self._commands[m["cmd"]](s, m)
+        except UserErrors as e:
+            text = str(e.args[0]) if isinstance(e, KeyError) and e.args else str(e)
+            self.p.tell(loading=None, progress=-1)
+            self.p.post({"type": "said", "cmd": m["cmd"], "error": text or type(e).__name__})
+
+    # what the page is told ----------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Branches, breakpoints and why it stopped: after a reload or another session."""
+        self.tell_family()
+        self.tell_breaks()
+        if self.stop is not None:
+            self.p.post({"type": "stop", **self.stop.to_dict()})
+
+    def tell_family(self) -> None:
+        s = self.p.session
+        if s is not None:
+            self.p.post({"type": "family", "branches": self.family.rows(s), "name": s.name})
+
+    def tell_breaks(self) -> None:
+        s = self.p.session
+        if s is not None:
+            stops = [as_breakpoint(b) for b in s.breakpoints]
+            self.p.post({"type": "breaks", "events": [*FIRST_EVENTS, *(e for e in EVENTS if e not in FIRST_EVENTS)], "watches": [w.name for w in s.watches],
+                         "items": [{"name": b.name, "enabled": b.enabled, "hits": b.hits, "error": b.error} for b in stops]})
+
+    def remember(self) -> None:
+        """Writes the family down for the next reload, when the worker comes to it."""
+        s, run = self.p.session, self.p.run
+        with suppress(RuntimeError):  # the page is closing
+            self.p.submit(lambda: self.family.remember(s, run))
+
+    def halted(self, stop: Stop | None) -> None:
+        """A breakpoint holds (or none does any more): the page says which and why."""
+        self.stop = stop
+        self.p.post({"type": "stop", **(stop.to_dict() if stop is not None else {"step": -1})})
+        if stop is not None:
+            self.tell_breaks()
+
+    def details(self, s: Shown, at: Cursor) -> dict[str, Any]:
+        """For the why panel, at the cursor: the event that was just walked over, what was asked about, and the watches. Called in the worker."""
+        trace, out = s.trace, dict[str, Any]()
+        if at.step:
+            record = trace.record(at.step)
+            out["num_events"] = len(record.events)
+            if at.event:
+                out["moment"] = _told(explain_event(trace, record, at.event - 1))
+        if not self.p.playing and self.about is not None:
+            out["about"] = answer(trace, at, *self.about)
+        out["watched"] = [[w.name, _plain(w.value(trace, at))] for w in s.watches]
+        return out
+
+    def accounts(self, s: Shown, at: Cursor, whole: bool) -> dict[str, Any] | None:
+        """The accounts of the step at the cursor and of the run up to it; with `whole`, contiguous reservation over the recorded run. Called in the worker."""
+        if not self.accounting or not at.step:
+            return None
+        trace = s.trace
+        if not trace.has("accounting"):
+            return {"type": "account", "step": at.step, "missing": "this trace holds no accounts"}
+        record = trace.record(at.step)
+        out: dict[str, Any] = {"type": "account", "step": at.step, "tokens": [["total", record.tokens.total], *([p, getattr(record.tokens, p)] for p in TOKEN_PARTS)],
+                               "slots": [["total", record.slots.total], *([p, getattr(record.slots, p)] for p in SLOT_PARTS)], "at_event": executed_at(record)}
+        if whole:
+            sums = summary(trace, Cursor(at.step))
+            out["run"] = {"steps": sums["num_steps"], "tokens": list(sums["tokens"].items()), "slots": list(sums["slot_steps"].items())}
+            try:
+                r = reservation(trace)
+                out["reservation"] = {"steps": len(trace), "parts": list(PARTS), "assumptions": list(r.assumptions), "sentences": r.sentences,
+                                      "rows": [[name, SCHEMES[name], [r.shares[name][p] for p in PARTS], r.placed[name]] for name in r.steps]}
+            except ValueError as e:
+                out["reservation"] = {"missing": str(e)}
+        return out
+
+    # branches -----------------------------------------------------------------------------------------------------------
+
+    def _at(self, s: Shown) -> Cursor:
+        return self.p.wanted or s.cursor
+
+    def _live(self, s: Shown, what: str) -> Session:
+        if not isinstance(s, Session):
+            raise ConfigError(f"This is a recording, without an engine to {what}: {s.why}")
+        return s
+
+    async def _form(self, s: Shown, m: dict[str, Any]) -> None:
+        live, at = self._live(s, "fork"), self._at(s).step
+        self.p.post({"type": "forkform", "at": at, "fields": await self.p.work(lambda: opening.fork_fields(live, at)), "name": live.name})
+
+    async def _fork(self, s: Shown, m: dict[str, Any]) -> None:
+        live, p = self._live(s, "fork"), self.p
+        await p.stop()
+        at = int(m.get("at", self._at(s).step))
+        changes = {str(k): opening.typed(str(k), v if v != "" else None) for k, v in (m.get("changes") or {}).items()}
+        most = m.get("max_tokens")
+        add = [{"prompt": str(m["prompt"]), "max_tokens": int(most) if most is not None else None, "chat": live.tokenizer is not None}] if m.get("prompt") else []
+        remove = [str(m["remove"])] if m.get("remove") else []
+        if getattr(live.runner, "kv", None) is not None:
+            p.tell(loading=f"Forking at step {at}: the KV blocks that are needed are computed again …", progress=-1)
+        new = await p.work(lambda: self.family.fork(live, at, name=str(m["name"]).strip() or None if m.get("name") else None, add=add, remove=remove, **changes))
+        self._show(new)
+        p.post({"type": "said", "cmd": "fork", "name": new.name, "recomputed": new.recomputed_blocks})
+        p.tell(banner=f"Branch “{new.name}” stands at step {at}{_computed(new)}. Step or play it; “{live.name}” stays as it is.", bad=False, offer=None)
+
+    def _show(self, session: Session) -> None:
+        """Another branch is looked at."""
+        p = self.p
+        p.run = self.family.runs.get(session) or p.run
+        self.stop = None
+        p.show(session)
+        p.settings = opening.settings_of(session)
+        for name in opening.FORK_LABELS:
+            value = getattr(session.config, name)
+            if value is not None and value != session.trace.header.config.get(name):
+                p.settings.config[name] = value
+        p.controls()
+        self.remember()
+
+    async def _switch(self, s: Shown, m: dict[str, Any]) -> None:
+        p, name = self.p, str(m["name"])
+        await p.stop()
+        if name == s.name:
+            return
+        if isinstance(s, Session):
+            self.family.runs[s] = p.run if p.own else ""
+        found = await p.work(lambda: self.family.wake(s, name, p.progress))
+        self._show(found)
+
+    async def _rewind(self, s: Shown, m: dict[str, Any]) -> None:
+        live, p = self._live(s, "rewind"), self.p
+        await p.stop()
+        step = int(m.get("step", self._at(s).step))
+        if step == len(live.trace):
+            raise ConfigError(f"the engine stands at step {step} already: go back to an earlier step first")
+        if getattr(live.runner, "kv", None) is not None:
+            p.tell(loading=f"Rewinding to step {step} …", progress=-1)
+        kept = await p.work(lambda: self.family.rewind(live, step))
+        self.stop = None
+        p.tell(loading=None, progress=-1, num_requests=live.num_requests, bad=False, offer={"text": "Undo", "cmd": "branch", "name": kept} if kept else None,
+               banner=f"The engine stands at step {step} again{_computed(live)}. What came later is kept as branch “{kept}”.")
+        p.controls()
+        p.flush()
+        self.tell()
+        self.remember()
+
+    async def _rename(self, s: Shown, m: dict[str, Any]) -> None:
+        self.family.rename(s, str(m["name"]), str(m["new"]))
+        self.p.post({"type": "said", "cmd": "rename", "error": ""})
+        self.tell_family()
+        self.remember()
+
+    async def _drop(self, s: Shown, m: dict[str, Any]) -> None:
+        await self.p.stop()
+        instead = await self.p.work(lambda: self.family.drop(s, str(m["name"])))
+        if instead is not None:
+            self._show(instead)
+        self.tell_family()
+        self.remember()
+
+    async def _finish(self, s: Shown, m: dict[str, Any]) -> None:
+        """Runs a branch to its end, whichever is shown; Pause ends it."""
+        p = self.p
+        await p.stop()
+        branch = self.family.find(s, str(m["name"]))
+        if not isinstance(branch, Session):
+            raise ConfigError(f"{branch.name} has no engine: show it first")
+        self._finishing = True
+
+        def burst() -> bool:
+            end = time.perf_counter() + BURST_S
+            while branch.step() is not None:
+                if branch.done or time.perf_counter() > end:
+                    return not branch.done
+            return False
+
+        try:
+            while self._finishing and p.session is s and await p.work(burst):
+                n = branch.num_requests
+                done = sum(r.finished for r in branch.trace.state().by_index)
+                p.tell(loading=f"Running {branch.name}: step {len(branch.trace)}, {done} of {n} requests done", progress=done / n if n else -1)
+        finally:
+            self._finishing = False
+            p.tell(loading=None, progress=-1)
+            p.flush()
+            self.tell_family()
+        p.post({"type": "said", "cmd": "finish", "name": branch.name, "error": ""})
+
+    def pause(self) -> None:
+        self._finishing = False
+
+    # breakpoints --------------------------------------------------------------------------------------------------------
+
+    def _enabled(self, s: Shown) -> list[Breakpoint]:
+        stops = [as_breakpoint(b) for b in s.breakpoints]
+        s.breakpoints[:] = stops
+        return [b for b in stops if b.enabled]
+
+    async def _break(self, s: Shown, m: dict[str, Any]) -> None:
+        wish = {k: m[k] for k in ("event", "request", "block", "kv_above", "when") if m.get(k) is not None}
+        if any(not isinstance(wish.get(k, ""), str) for k in ("event", "request", "when")):
+            raise ConfigError("event, request and expression are text")
+        b = self.family.break_on(s, **wish)
+        self.p.post({"type": "said", "cmd": "break", "name": b.name, "error": ""})
+        self.tell_breaks()
+        self.remember()
+
+    async def _break_set(self, s: Shown, m: dict[str, Any]) -> None:
+        for b in s.breakpoints:
+            if isinstance(b, Breakpoint) and b.name == m["name"]:
+                b.enabled, b.error = bool(m["enabled"]), ""
+        self.tell_breaks()
+        self.remember()
+
+    async def _break_remove(self, s: Shown, m: dict[str, Any]) -> None:
+        s.breakpoints[:] = [b for b in s.breakpoints if as_breakpoint(b).name != m["name"]]
+        self.tell_breaks()
+        self.remember()
+
+    async def _watch(self, s: Shown, m: dict[str, Any]) -> None:
+        w = Watch(str(m["expression"]))
+        if w.name in [x.name for x in s.watches]:
+            raise ConfigError(f"{w.name} is watched already")
+        s.watches.append(w)
+        self.p.post({"type": "said", "cmd": "watch", "error": ""})
+        self._watches_changed()
+
+    async def _watch_remove(self, s: Shown, m: dict[str, Any]) -> None:
+        s.watches[:] = [w for w in s.watches if w.name != m["name"]]
+        self._watches_changed()
+
+    def _watches_changed(self) -> None:
+        self.tell_breaks()
+        self.remember()
+        self.p.explain_again()
+
+    async def _run_on(self, s: Shown, m: dict[str, Any]) -> None:
+        """To the next stop: over recorded steps by looking, then live, at full speed and with Pause."""
+        p = self.p
+        await p.stop()
+        stops, at = self._enabled(s), self._at(s)
+        if not stops:
+            raise ConfigError("no breakpoint is on: add one first")
+        self.halted(None)
+        if at.step < len(s.trace) or at.event is not None:
+            found = await p.work(lambda: next_stop(s.trace, stops, at.step - (at.event is not None)))
+            if found is not None:
+                self.to(found)
+                return
+            p.go(len(s.trace))
+        p.play(fast=True)
+
+    async def _run_back(self, s: Shown, m: dict[str, Any]) -> None:
+        p = self.p
+        await p.stop()
+        stops, at = self._enabled(s), self._at(s)
+        if not stops:
+            raise ConfigError("no breakpoint is on: add one first")
+        found = await p.work(lambda: last_stop(s.trace, stops, at.step))
+        if found is None:
+            raise ConfigError(f"no breakpoint holds before step {at.step}")
+        self.to(found)
+
+    def to(self, stop: Stop) -> None:
+        """Shows where a breakpoint holds."""
+        self.p.go(stop.step)
+        self.halted(stop)
+
+    async def ahead(self, s: Shown) -> int | None:
+        """The recorded step at which a run that plays from the cursor stops, None if it has no such step."""
+        at, stops = self._at(s), self._enabled(s)
+        if not stops or at.step >= len(s.trace):
+            return None
+        self._next = await self.p.work(lambda: next_stop(s.trace, stops, at.step))
+        return self._next.step if self._next is not None else None
+
+    def stopped_ahead(self) -> None:
+        self.halted(self._next)
+
+    _next: Stop | None = None
+
+    # comparison and questions -------------------------------------------------------------------------------------------
+
+    async def _files(self, s: Shown, m: dict[str, Any]) -> None:
+        files = await self.p.work(branches.saved)
+        self.tell_family()
+        self.p.post({"type": "files", "files": files})
+
+    async def _compare(self, s: Shown, m: dict[str, Any]) -> None:
+        picks = [str(x) for x in m["picks"]][: comparing.MOST_RUNS + 1]
+
+        def job() -> tuple[dict[str, Any], list[tuple[dict[str, Any], list[bytes]]]]:
+            traces: dict[str, Trace] = {}
+            for key in picks:
+                name, trace = branches.trace_of(self.family, s, key)
+                while name in traces:
+                    name += " (saved)"
+                traces[name] = trace
+            return comparing.compared(traces), comparing.pictures(traces)
+
+        told, pictures = await self.p.work(job)
+        self.p.post({"type": "compared", "picks": picks, **told})
+        for i, (head, buffers) in enumerate(pictures):
+            self.p.post({**head, "type": "comparedrun", "i": i}, buffers)
+
+    async def _ask(self, s: Shown, m: dict[str, Any]) -> None:
+        self.about = ("request", str(m["request"])) if m.get("request") is not None else ("block", int(m["block"])) if m.get("block") is not None else None
+        self.p.explain_again()
+
+    async def _account(self, s: Shown, m: dict[str, Any]) -> None:
+        self.accounting = bool(m["on"])
+        self.p.explain_again()
+
+    # another session ----------------------------------------------------------------------------------------------------
+
+    def renew(self, old: Shown | None, new: Shown, close: bool) -> None:
+        """A session that has nothing to do with the old one takes its place; breakpoints and watches stay. `close`: the old one and its branches end."""
+        recipes = self.family.recipes
+        self.family = Family(self.p.own)
+        self.family.recipes = recipes
+        self.stop = self.about = None
+        if old is not None:
+            new.breakpoints, new.watches = old.breakpoints, old.watches
+            for s in (old.root.tree() if isinstance(old, Session) else [old]) if close else ():
+                s.close()
+
+    def close(self) -> None:
+        """Lets go of all branches."""
+        s = self.p.session
+        for x in s.root.tree() if isinstance(s, Session) else [s] if s is not None else []:
+            x.close()
+
+
+def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
+    """What there is to say about a request (what a waiting one lacks, what held a running one back) or a block, at the cursor. Plain JSON."""
+    said: list[Any] = []
+    if kind == "block":
+        w = why_block(trace, at, what)
+        return {"title": f"Block {what}", "request": None, "block": what, "items": list(map(_told, w.sentences))}
+    state = trace.state(at)
+    r = state.requests.get(what)
+    if r is None:
+        return {"title": what, "request": what, "block": None, "items": [{"kind": "waits", "text": f"{what} has not arrived yet", "ids": []}]}
+    waits = what in state.waiting
+    said += why_waiting(trace, at, what).sentences if waits else why_chunk(trace, at.step, what).sentences if at.step and not r.finished else []
+    if r.num_preemptions and trace.has("reasons"):
+        said += why_preempted(trace, at, what).sentences
+    if not waits and trace.has("reasons"):
+        said += why_missed(trace, at, what).sentences
+    return {"title": f"{what}: what it would take" if waits else what, "request": what, "block": None, "items": list(map(_told, dict.fromkeys(said)))}
+
+
+def _told(s: Any) -> dict[str, Any]:
+    return {"kind": s.kind, "text": str(s), "ids": list(s.request_ids)}
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no"}.get(value, "–") if value is not None else "–"
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _computed(s: Session) -> str:
+    """How many KV blocks had to be computed again, as the end of a sentence."""
+    none = "" if getattr(s.runner, "kv", None) is not None else " (no KV is kept: its tokens are made up or recorded)"
+    return f", {count(s.recomputed_blocks, 'KV block')} computed again{none}"
