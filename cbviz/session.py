@@ -636,7 +636,7 @@ class Session:
 
     def autosave(self, path: str | Path) -> None:
         """Writes the trace to `path` now and each step as it is made; a reset begins the file anew."""
-        self._autosave = path
+        self._autosave: str | Path | None = path
         self.trace.autosave(path)
 
     def close(self) -> None:
@@ -651,7 +651,7 @@ class Session:
         self._script: dict[int, StepRecord] = {}
         """For a branch that repeats its parent: the records whose inputs and times are still to be repeated, by step."""
         self._streams: dict[str, Any] = {}
-        self._autosave: str | Path | None = autosave
+        self._autosave = autosave
         self.trace = Trace(self._header())
         self.cursor = Cursor(0)
         if autosave is not None:

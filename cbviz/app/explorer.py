@@ -10,7 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from cbviz.app import assets, opening
+from cbviz.app import assets, light, opening
 from cbviz.app.opening import Settings
 from cbviz.app.player import Player
 from cbviz.config import ConfigError
@@ -44,7 +44,8 @@ class Explorer(anywidget.AnyWidget):
 def explorer(session: Session | Trace | None = None, *, scenario: str | None = None, model: str | None = None, **config: Any) -> Explorer:
     """The explorer of `session`; of a recording, if it is given a Trace; without one, of a new session.
 
-    `scenario`: a preset, a file of requests, or '' for an empty start. `model`: a model's name, or `sim`. Other keywords are fields of EngineConfig.
+    `scenario`: a preset, a file of requests, or '' for an empty start. `model`: a model's name, `sim`, or `tape` (recorded tokens);
+    without one, the real model if this machine has room for it (`light.reason`). Other keywords are fields of EngineConfig.
     In a Voilà page the address may set them too: `?scenario=burst&model=sim&seed=3`. Raises ConfigError.
     """
     try:
@@ -54,7 +55,10 @@ def explorer(session: Session | Trace | None = None, *, scenario: str | None = N
     query = os.environ.get("QUERY_STRING", "")
     in_voila = "voila" in os.environ.get("SERVER_SOFTWARE", "").lower()
     wanted = scenario if scenario is not None else os.environ.get("CBVIZ_SCENARIO", opening.DEFAULT_SCENARIO)
-    settings = Settings(wanted, model or os.environ.get("CBVIZ_MODEL", "smollm2"), dict(config))
+    named = model or os.environ.get("CBVIZ_MODEL")
+    lacking = light.reason() if named is None and session is None else ""
+    settings = Settings(wanted, named or (opening.TAPE if lacking else "smollm2"), dict(config))
+    settings = settings.playable() if lacking else settings
     place: dict[str, str] = {}
     shown: Any = session
     problem = ""
@@ -75,7 +79,9 @@ def explorer(session: Session | Trace | None = None, *, scenario: str | None = N
         else:
             loop.call_soon_threadsafe(widget.send, message, buffers)
 
-    player = Player(send, settings, session=shown, run=place.get("run"), at_step=step, address=in_voila and session is None, loop=loop)
+    player = Player(send, settings, session=shown, run=place.get("run"), at_step=step, address=in_voila and session is None,
+                    allow_code=in_voila and os.environ.get("CBVIZ_ALLOW_CODE") == "1",
+                    note=f"Light mode, without the real model: {lacking}." if lacking else "", loop=loop)
     widget.player = player
     if problem:
         player.warn(problem)

@@ -60,6 +60,9 @@ class Settings:
         preset = PRESETS.get(self.scenario)
         return {**(preset.settings if preset else {}), **self.config}
 
+    def copy(self) -> Settings:
+        return replace(self, config=dict(self.config))
+
     def playable(self) -> Settings:
         """These, or with the simulator where recorded tokens are the model and the scenario was not recorded."""
         return replace(self, model=SIM) if self.model == TAPE and self.scenario not in recordings.NAMES else self
@@ -170,7 +173,8 @@ def reopen(trace: Trace, autosave: Path | None, progress: Progress) -> Shown:
     try:
         if h.runner == "torch":
             progress(-1, f"Loading model {h.model} …")
-        return Session.from_trace(trace, runner=recordings.runner(h.workload) if taped else None, autosave=autosave, progress=lambda done, total: progress(done / total if total else -1, f"Downloading model {h.model}"))
+        return Session.from_trace(trace, runner=recordings.runner(h.workload) if taped else None, autosave=autosave,
+                                  progress=lambda done, total: progress(done / total if total else -1, f"Downloading model {h.model}"))
     except (ReplayError, ConfigError, hub.ModelError, ValueError, KeyError) as e:
         return Recording(trace, str(e))
 
@@ -200,7 +204,8 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"name": name, "label": label, "cls": _CLASSES.get(name)}
         if name == "scenario":
             taped = recordings.NAMES if settings.model == TAPE else ()
-            options = [[p.name, f"{p.title} (recorded)" if p.name in taped else p.title, p.description] for p in PRESETS.values()] + [["", "Empty: only your prompts", "No requests but the ones you type."]]
+            options = [[p.name, f"{p.title} (recorded)" if p.name in taped else p.title, p.description] for p in PRESETS.values()]
+            options.append(["", "Empty: only your prompts", "No requests but the ones you type."])
             if settings.scenario and settings.scenario not in PRESETS:
                 own = settings.scenario == OWN_REQUESTS
                 title, help = ("This session's requests", "Requests made in Python.") if own else (Path(settings.scenario).name, "A file of requests.")

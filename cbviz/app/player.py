@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cbviz.app import opening
+from cbviz.app import opening, typed
 from cbviz.app.debugger import Debugger
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.wire import Wire, metrics_message, why_message
@@ -48,10 +48,15 @@ class Player:
     """One page and its session. `send(message, buffers)` reaches the page; `receive(message)` is what it sends."""
 
     def __init__(self, send: Send, settings: Settings, *, session: Shown | None = None, run: str | None = None, at_step: int | None = None, address: bool = False,
-                 loop: asyncio.AbstractEventLoop | None = None) -> None:
+                 allow_code: bool = False, note: str = "", loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._send = send
         self.loop = loop or asyncio.get_running_loop()
         self.settings = settings
+        self._first = settings.copy()
+        self.allow_code = allow_code
+        """The page may send a policy's code. Without it no message makes the kernel run any."""
+        self.note = note
+        """Said beside the settings, whatever session is shown."""
         self.session: Shown | None = None
         self.run = run or opening.new_run()
         self.address = address
@@ -123,17 +128,18 @@ class Player:
         self._live["open"] = s is not None
         if s is not None:
             h = s.trace.header
-            model = "simulator" if h.runner == "sim" else h.model or h.runner
+            model = "simulator" if h.runner == "sim" else f"{h.model}, recorded tokens" if h.runner == "tape" else h.model or h.runner
             config = s.config.to_dict() if isinstance(s, Session) else h.config
             self._live["title"] = [model, f"{h.device}, {h.clock}", str(config.get("discipline", "")), str(config.get("policy", ""))]
             self._live["recording"] = s.why if isinstance(s, Recording) else None
             self._live["max_model_len"] = config.get("max_model_len")
         if self.address:
             self._live["run"] = self.run
+        self._live["allow_code"] = self.allow_code
         self.post({"type": "live", "live": self._live})
 
     def controls(self) -> None:
-        notes = list(self.session.notes) if self.session is not None else []
+        notes = [*filter(None, [self.note]), *(self.session.notes if self.session is not None else [])]
         self.post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": notes, "locked": bool(self._live.get("loading"))})
 
     def flush(self) -> None:
@@ -327,11 +333,14 @@ class Player:
             self.tell(banner=text, bad=True, offer={"text": "Try again", "cmd": "again"})
         self.controls()
 
-    async def _restart(self, settings: Settings) -> None:
-        """A new session in place of this one. The old one is closed only when the new one is there: a mistake loses nothing."""
+    async def _restart(self, settings: Settings, anew: bool = False) -> None:
+        """A new session in place of this one; with `anew`, one that owes the old one nothing.
+
+        The old one is closed only when the new one is there: a mistake loses nothing.
+        """
         old = self.session
         await self.stop()
-        if old is not None and not self.own and isinstance(old, Session) and (settings.scenario, settings.model) == (self.settings.scenario, self.settings.model):
+        if old is not None and not anew and not self.own and isinstance(old, Session) and (settings.scenario, settings.model) == (self.settings.scenario, self.settings.model):
             changes = {k: v for k, v in settings.config.items() if v != self.settings.config.get(k)}
             made = await self._open(lambda: self.debugger.family.fork(old, 0, name=None, **changes))
         else:
@@ -355,6 +364,13 @@ class Player:
         s = self.session
         if name == "again":
             await self._restart(self.settings)
+            return
+        if name == "lesson":
+            if self.address:
+                await self._restart(self._first.copy(), anew=True)
+            return
+        if name == "policy":
+            await self._policy(str(m.get("source", "")))
             return
         if name == "restart":
             try:
@@ -588,6 +604,30 @@ class Player:
         self.settings.config[field] = value
         self.post({"type": "said", "field": field, "error": ""})
         self.post({"type": "said", "cmd": "set", "field": field, "error": ""})
+
+    async def _policy(self, source: str) -> None:
+        """Runs a policy's code and ranks by it from the next step on. Refused unless the server was started with code allowed."""
+        s = self.session
+        refused = "This server takes no code; it has to be started with: cbviz explore --allow-code" if not self.allow_code else (
+            "This is a recording: run it again to change its policy." if not isinstance(s, Session) else "")
+        if refused:
+            self.post({"type": "said", "cmd": "policy", "error": refused})
+            return
+        assert isinstance(s, Session)
+
+        def job() -> str:
+            name = typed.register(source)
+            s.configure(policy=name)
+            return name
+
+        try:
+            name = await self.work(job)
+        except UserErrors as e:
+            self.post({"type": "said", "cmd": "policy", "error": _text(e)})
+            return
+        self.settings.config["policy"] = name
+        self.post({"type": "said", "cmd": "policy", "policy": name})
+        self.controls()
 
     async def _save(self, s: Shown) -> None:
         def job() -> bytes:

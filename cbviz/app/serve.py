@@ -115,14 +115,16 @@ def explore_command(notebook: Path, host: str, port: int, extra: Sequence[str] =
             *(f"--Voila.config_file_paths={f}" for f in folders), *extra]
 
 
-def explore(scenario: str | None = None, model: str | None = None, *, host: str = "127.0.0.1", port: int | None = None, browser: bool = True,
+def explore(scenario: str | None = None, model: str | None = None, *, allow_code: bool = False, host: str = "127.0.0.1", port: int | None = None, browser: bool = True,
             query: Mapping[str, str] | None = None, extra: Sequence[str] = ()) -> int:
     """Serves the explorer until Ctrl-C. Returns the exit status. Each page gets a kernel, and a session, of its own.
+
+    `allow_code`: the page has a box whose Python runs in the page's kernel, with this user's rights: for oneself and for rooms one trusts.
 
     Raises OSError if the port can't be used.
     """
     port = free_port(host, port)
-    given = {k: v for k, v in {"CBVIZ_SCENARIO": scenario, "CBVIZ_MODEL": model}.items() if v is not None}
+    given = {k: v for k, v in {"CBVIZ_SCENARIO": scenario, "CBVIZ_MODEL": model, "CBVIZ_ALLOW_CODE": "1" if allow_code else "0"}.items() if v is not None}
     with tempfile.TemporaryDirectory(prefix="cbviz-") as folder:  # one notebook alone: Voilà would list, and serve, whatever lies beside it
         page = Path(folder) / "explorer.ipynb"
         shutil.copyfile(notebooks() / "explorer.ipynb", page)

@@ -22,18 +22,26 @@ NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Don't open a brow
 def explore(
     scenario: Annotated[str | None, typer.Option(help="A preset or a file of requests to begin with.")] = None,
     model: Model = None,
+    light: Annotated[bool, typer.Option("--light", help="Recorded tokens of the real model instead of the model itself: no torch, little memory.")] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="A box on the page for a policy of one's own. Its Python runs on this machine, with your rights.")] = False,
     host: Host = "127.0.0.1",
     port: Port = None,
     no_browser: NoBrowser = False,
 ) -> None:
     """The explorer as a dashboard in the browser."""
+    from cbviz import recordings
     from cbviz.app import serve
     from cbviz.workload import check
 
+    if light and model is not None:
+        raise ConfigError("--light and --model are given both: light mode has no model, choose one")
+    model = "tape" if light else model
+    if model == "tape" and scenario is not None:
+        recordings.check(scenario)
     if scenario is not None:
         check(scenario)
         scenario = scenario if not Path(scenario).is_file() else str(Path(scenario).resolve())
-    raise SystemExit(serve.explore(scenario, model, host=host, port=port, browser=not no_browser))
+    raise SystemExit(serve.explore(scenario, model, allow_code=allow_code, host=host, port=port, browser=not no_browser))
 
 
 @plain_errors
