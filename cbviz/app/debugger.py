@@ -108,7 +108,8 @@ class Debugger:
             if at.event:
                 out["moment"] = _told(explain_event(trace, record, at.event - 1))
         if not self.p.playing and self.about is not None:
-            out["about"] = answer(trace, at, *self.about)
+            with suppress(LookupError):  # a block that another pool had
+                out["about"] = answer(trace, at, *self.about)
         out["watched"] = [[w.name, _plain(w.value(trace, at))] for w in s.watches]
         return out
 
@@ -377,7 +378,7 @@ class Debugger:
         recipes = self.family.recipes
         self.family = Family(self.p.own)
         self.family.recipes = recipes
-        self.stop = self.about = None
+        self.stop = None
         if old is not None:
             new.breakpoints, new.watches = old.breakpoints, old.watches
             for s in (old.root.tree() if isinstance(old, Session) else [old]) if close else ():
@@ -395,7 +396,7 @@ def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
     said: list[Any] = []
     if kind == "block":
         w = why_block(trace, at, what)
-        return {"title": f"Block {what}", "request": None, "block": what, "items": list(map(_told, w.sentences))}
+        return {"title": f"Block {what}, step {at.step}", "request": None, "block": what, "items": list(map(_told, w.sentences))}
     state = trace.state(at)
     r = state.requests.get(what)
     if r is None:
@@ -406,7 +407,7 @@ def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
         said += why_preempted(trace, at, what).sentences
     if not waits and trace.has("reasons"):
         said += why_missed(trace, at, what).sentences
-    return {"title": f"{what}: what it would take" if waits else what, "request": what, "block": None, "items": list(map(_told, dict.fromkeys(said)))}
+    return {"title": f"{what}: what it would take, step {at.step}" if waits else f"{what}, step {at.step}", "request": what, "block": None, "items": list(map(_told, dict.fromkeys(said)))}
 
 
 def _told(s: Any) -> dict[str, Any]:

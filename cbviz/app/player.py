@@ -105,6 +105,7 @@ class Player:
             self._heard = time.monotonic()
             self._wire.forget()
             self._explained = None
+            self.debugger.about, self.debugger.accounting = None, False  # what this page will ask, it has not asked yet
             self.controls()
             self.tell()
             self.debugger.tell()

@@ -90,7 +90,8 @@ export class BlockView {
     return `block ${i}\nfree${changed}`;
   }
   hover(p) { const i = p ? this.at(p) : -1; if (i >= 0) this.f.showTip(p, this.describe(i)); else this.f.hideTip(); if (i !== this.hov) { this.hov = i; this.f.dov = true; this.app.dirty(); } }
-  pick(i) { const { R } = this.app; if (!R.bl.refs(i)) return this.app.select(-1); const h = R.holders(i), at = h.indexOf(this.app.sel); this.app.select(at >= 0 ? h[(at + 1) % h.length] : R.bl.owner(i)); }      // a second click on a shared block goes to its next holder
+  pick(i) { this.choose(i); this.app.ask({ block: i }); }
+  choose(i) { const { R } = this.app; if (!R.bl.refs(i)) return this.app.select(-1); const h = R.holders(i), at = h.indexOf(this.app.sel); this.app.select(at >= 0 ? h[(at + 1) % h.length] : R.bl.owner(i)); }      // a second click on a shared block goes to its next holder
   click(p) { const i = this.at(p); if (i >= 0) { this.cur = i; this.pick(i); } }
   key(e) {
     const n = this.app.R.bl.n, c = this.cols, m = e.shiftKey ? 8 : 1, d = { ArrowLeft: -m, ArrowRight: m, ArrowUp: -c, ArrowDown: c, PageUp: -8 * c, PageDown: 8 * c }[e.key]; let i = this.cur < 0 ? 0 : this.cur;

@@ -44,8 +44,9 @@ const fact = ([k]) => h("div", {}, h("dt", { text: k }), h("dd"));
 const fill = (n, [, v]) => setText(n.lastChild, v);
 
 const KIND_CLASS = { preempted: "bad", unscheduled: "bad", refused: "bad", not_admitted: "wait", notadmitted: "wait", waits: "wait", evicted: "warn", prefix_miss: "warn", prefixmiss: "warn", prefix_hit: "good", prefixhit: "good", finished: "good", admitted: "good" };
+export const toneOf = (kind) => KIND_CLASS[kind] ?? "plain";
 // A sentence with its request ids as buttons.
-function sentence(app, text, ids) {
+export function sentence(app, text, ids) {
   const out = [], known = ids.filter((i) => app.R.index.has(i)).sort((a, b) => b.length - a.length); let rest = text;
   while (rest && known.length) {
     let at = -1, who = ""; for (const id of known) { for (let p = rest.indexOf(id); p >= 0; p = rest.indexOf(id, p + 1)) { if (/[\w-]/.test(rest[p - 1] || " ") || /[\w-]/.test(rest[p + id.length] || " ")) continue; if (at < 0 || p < at) { at = p; who = id; } break; } }
@@ -54,13 +55,23 @@ function sentence(app, text, ids) {
   out.push(rest); return out;
 }
 export class WhyPanel {
-  constructor(host, app, title) { this.app = app; this.title = title; this.list = h("ol", { class: "cb-sentences" }); this.none = h("p", { class: "cb-empty" }); host.append(this.none, this.list); }
+  constructor(host, app, title) {
+    this.app = app; this.title = title; this.list = h("ol", { class: "cb-sentences" }); this.none = h("p", { class: "cb-empty" }); this.stop = h("div", { class: "cb-stop", hidden: true }); this.moment = h("p", { class: "cb-moment", hidden: true });
+    this.aboutTitle = h("span"); this.aboutList = h("ol", { class: "cb-sentences" }); this.about = h("details", { class: "cb-about", open: true, hidden: true }, h("summary", {}, this.aboutTitle), this.aboutList); host.append(this.stop, this.moment, this.about, this.none, this.list);
+  }
+  lines(host, items) { host.replaceChildren(...items.map((s) => h("li", { class: "cb-s-" + toneOf(s.kind), "data-kind": s.kind }, ...sentence(this.app, s.text, s.ids)))); }
   draw() {
     const w = this.app.why, R = this.app.R; const late = !w || w.step !== R.step; setText(this.title, !R.step ? "Why" : `Why, step ${nf.format(late && this.key ? this.w.step : R.step)}`);
+    this.extras(late ? null : w);
     setText(this.none, !R.step ? "Each step is explained here: who was admitted, who waits and for what, who was preempted and why." : late || w.items.length ? "" : "Nothing was decided in this step but to go on."); this.none.hidden = !this.none.textContent;
     if (!R.step) { this.list.replaceChildren(); this.key = ""; this.w = null; return; }
-    if (late) return; const key = `${w.step}:${w.items.length}:${R.event}`; if (this.key === key && this.w === w) return; this.key = key; this.w = w;
-    this.list.replaceChildren(...w.items.map((s) => h("li", { class: "cb-s-" + (KIND_CLASS[s.kind] ?? "plain"), "data-kind": s.kind }, ...sentence(this.app, s.text, s.ids))));
+    if (late) return; const key = `${w.step}:${w.items.length}:${R.event}`; if (this.key === key && this.w === w) return; this.key = key; this.w = w; this.lines(this.list, w.items);
+  }
+  // Above the step's sentences: why the run stopped here, the event that the cursor has just walked over, and what was asked about.
+  extras(w) {
+    const { R, stop } = this.app, here = stop && stop.step === R.step ? stop : null; this.stop.hidden = !here; if (here !== this.here) { this.here = here; if (here) this.stop.replaceChildren(h("b", { text: "Stopped: " }), ...here.names.flatMap((n, i) => [...(i ? ["; "] : []), h("span", { class: "cb-stopname", text: n }), ...(here.sentences[i].text.startsWith(n) ? [] : [": ", ...sentence(this.app, here.sentences[i].text, here.sentences[i].request_ids)])])); }
+    const m = w && R.event !== null && w.event === R.event ? w.moment : null; this.moment.hidden = R.event === null; if (m && m !== this.m) { this.m = m; this.moment.replaceChildren(h("b", { text: `Event ${R.event} of ${w.num_events}: ` }), ...sentence(this.app, m.text, m.ids)); } else if (R.event !== null && !m && !this.m) setText(this.moment, `Event ${R.event}`); if (R.event === null) this.m = null;
+    const a = w && w.about; if (!this.app.asked || !R.step) { this.about.hidden = true; this.a = null; } else if (a && a !== this.a && (a.request === this.app.asked.request || a.block === this.app.asked.block)) { this.a = a; this.about.hidden = false; setText(this.aboutTitle, a.title); this.lines(this.aboutList, a.items); }
   }
 }
 
@@ -71,11 +82,12 @@ const METRICS = {
   batch_utilisation: ["batch use", percent, "Batch utilisation: rows with useful work a seat, mean over steps"], kv_usage_mean: ["KV held", percent, "KV usage: slots that requests hold, mean over steps"], prefix_hit_tokens: ["prefix hits", (v) => compact(v), "Tokens found in the cache"], num_preemptions: ["preempted", (v) => nf.format(v), "How often a request lost its blocks"], recomputed_tokens: ["recomputed", (v) => compact(v), "Tokens computed again after a preemption"],
 };
 export class MetricsPanel {
-  constructor(host, app, title) { this.app = app; this.title = title; this.dl = h("dl", { class: "cb-facts cb-metricslist" }); this.none = h("p", { class: "cb-empty", text: "Figures appear with the first tokens." }); host.append(this.none, this.dl); }
+  constructor(host, app, title) { this.app = app; this.title = title; this.dl = h("dl", { class: "cb-facts cb-metricslist" }); this.none = h("p", { class: "cb-empty", text: "Figures appear with the first tokens." }); this.watched = h("dl", { class: "cb-facts cb-watched" }); host.append(this.watched, this.none, this.dl); }
   draw() {
+    const w = this.app.why, list = w && w.watched ? w.watched : []; this.watched.hidden = !list.length; sync(this.watched, list, (x) => x[0], (x) => { const n = fact(x); n.title = "Watched expression, at the cursor"; n.setAttribute("data-watch", x[0]); return n; }, fill);
     const m = this.app.metrics; this.none.hidden = !!m; this.dl.hidden = !m; setText(this.title, m ? `steps 1–${nf.format(m.steps)}, means, ${m.clock}` : ""); if (!m || m === this.last) return; this.last = m;
-    const list = Object.entries(METRICS).filter(([k]) => typeof m.values[k] === "number" && isFinite(m.values[k])).map(([k, [t, f, help]]) => [t, f(m.values[k]), help, k]);
-    sync(this.dl, list, (x) => x[0], (x) => { const n = fact(x); n.title = x[2]; n.setAttribute("data-metric", x[3]); return n; }, fill);
+    const rows = Object.entries(METRICS).filter(([k]) => typeof m.values[k] === "number" && isFinite(m.values[k])).map(([k, [t, f, help]]) => [t, f(m.values[k]), help, k]);
+    sync(this.dl, rows, (x) => x[0], (x) => { const n = fact(x); n.title = x[2]; n.setAttribute("data-metric", x[3]); return n; }, fill);
   }
 }
 
