@@ -5,7 +5,7 @@ export class Controls {
     this.app = app; this.fields = new Map(); this.pending = {}; this.list = h("div", { class: "cb-fields" });
     this.apply = h("button", { type: "button", class: "cb-apply", text: "Apply and restart", disabled: true, onclick: () => app.send("restart", { changes: this.pending }) });
     this.notes = h("ul", { class: "cb-notes" });
-    this.lesson = h("button", { type: "button", class: "cb-apply cb-lesson", text: "Back to the link's start", title: "The scenario and settings of this page's address, with no request of yours", hidden: true, onclick: () => { this.pending = {}; app.send("lesson"); } }); host.append(this.list, this.apply, this.lesson, this.notes);
+    this.lesson = h("button", { type: "button", class: "cb-lesson", text: "Back to the link's start", title: "The scenario and settings of this page's address, with no request of yours", hidden: true, onclick: () => { this.pending = {}; app.send("lesson"); } }); host.append(this.list, this.apply, this.lesson, this.notes);
   }
   // m.fields: [{ name, label, kind: select|int|float|bool, value, options: [[value, text, help]], help, unit, min, max, live, cls }]
   show(m) {
