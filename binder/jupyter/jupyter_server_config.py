@@ -1,0 +1,8 @@
+"""Settings of the server on Binder: Voilà pages look and behave as under `cbviz explore`, and kernels without a page go."""
+
+from cbviz.app.serve import TEMPLATE, configure_voila
+
+configure_voila(c)  # type: ignore[name-defined]  # noqa: F821  # the server puts `c` into this file
+c.MappingKernelManager.cull_idle_timeout = 600  # type: ignore[name-defined]  # noqa: F821  # notebooks are closed and opened again in Lab
+c.VoilaConfiguration.template = TEMPLATE  # type: ignore[name-defined]  # noqa: F821
+c.VoilaConfiguration.show_tracebacks = True  # type: ignore[name-defined]  # noqa: F821
