@@ -11,7 +11,7 @@ from typing import Any
 from cbviz.app.wire import Wire
 from cbviz.trace import Cursor, Trace, align, compare_all
 from cbviz.trace.compare import SHOWN, Comparison
-from cbviz.trace.explain import Sentence
+from cbviz.trace.explain import Sentence, count
 from cbviz.trace.metrics import METRICS, format_value, metrics, whose_time
 
 MOST_RUNS = 4
@@ -48,7 +48,7 @@ def compared(traces: Mapping[str, Trace]) -> dict[str, Any]:
         "rows": rows,
         "notes": notes,
         "timed": timed,
-        "pairs": [{"name": name, **_pair(c)} for name, c in pairs.items()],
+        "pairs": [{"name": name, **_pair(c), **_as_far(c, traces[base], traces[name])} for name, c in pairs.items()],
         "by_time": [_aligned(traces[base], traces[name]) for name in others] if timed else None,
     }
 
@@ -84,6 +84,17 @@ def _pair(c: Comparison) -> dict[str, Any]:
         "causes": list(map(_told, c.causes)),
         "notes": c.notes,
     }
+
+
+def _as_far(c: Comparison, a: Trace, b: Trace) -> dict[str, Any]:
+    """Where one run has only not come as far as the other, that is no difference: says how far they are equal."""
+    if not c.token_differences or not all(d.ours is None or d.theirs is None for d in c.token_differences):
+        return {}
+    x, y = a.state(), b.state()
+    if all(r.finished for t in (x, y) for r in t.by_index):
+        return {}  # both have ended: one said more
+    n = sum(min(len(r.output_token_ids), len(y.requests[r.request_id].output_token_ids)) for r in x.by_index if r.request_id in y.requests)
+    return {"proof": f"outputs are equal as far as both have come: {count(n, 'token')}, compared one by one; let both run to their end", "partial": True}
 
 
 def _told(s: Sentence) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cbviz.app import branches, comparing, opening
+from cbviz.app import branches, comparing, opening, typed
 from cbviz.app.branches import Family
 from cbviz.app.opening import Shown
 from cbviz.breakpoints import EVENTS, Breakpoint, Stop, Watch, as_breakpoint, last_stop, next_stop
@@ -171,7 +171,7 @@ class Debugger:
         p.show(session)
         p.settings = opening.settings_of(session)
         for name in opening.FORK_LABELS:
-            value = getattr(session.config, name)
+            value = opening.config_of(session)[name]
             if value is not None and value != session.trace.header.config.get(name):
                 p.settings.config[name] = value
         p.controls()
@@ -260,7 +260,14 @@ class Debugger:
         wish = {k: m[k] for k in ("event", "request", "block", "kv_above", "when") if m.get(k) is not None}
         if any(not isinstance(wish.get(k, ""), str) for k in ("event", "request", "when")):
             raise ConfigError("event, request and expression are text")
-        b = self.family.break_on(s, **wish)
+        when = wish.get("when", "").strip()
+        if when.startswith("lambda"):
+            if not self.p.allow_code:
+                raise ConfigError("A Python predicate is for a notebook, or a server started with: cbviz explore --allow-code. An expression such as kv_usage > 0.9 always goes")
+            b = self.family.break_on(s, event=typed.predicate(when))
+            del self.family.recipes[b.name]  # code is not written down
+        else:
+            b = self.family.break_on(s, **wish)
         self.p.post({"type": "said", "cmd": "break", "name": b.name, "error": ""})
         self.tell_breaks()
         self.remember()
@@ -407,7 +414,8 @@ def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
         said += why_preempted(trace, at, what).sentences
     if not waits and trace.has("reasons"):
         said += why_missed(trace, at, what).sentences
-    return {"title": f"{what}: what it would take, step {at.step}" if waits else f"{what}, step {at.step}", "request": what, "block": None, "items": list(map(_told, dict.fromkeys(said)))}
+    title = f"{what}: what it would take, step {at.step}" if waits else f"{what}, step {at.step}"
+    return {"title": title, "request": what, "block": None, "items": list(map(_told, dict.fromkeys(said)))}
 
 
 def _told(s: Any) -> dict[str, Any]:
@@ -422,5 +430,5 @@ def _plain(value: Any) -> str:
 
 def _computed(s: Session) -> str:
     """How many KV blocks had to be computed again, as the end of a sentence."""
-    none = "" if getattr(s.runner, "kv", None) is not None else " (no KV is kept: its tokens are made up or recorded)"
+    none = "" if getattr(s.runner, "kv", None) is not None else " (this runner keeps none)"
     return f", {count(s.recomputed_blocks, 'KV block')} computed again{none}"

@@ -195,9 +195,18 @@ def settings_of(shown: Shown) -> Settings:
 # controls ---------------------------------------------------------------------------------------------------------------
 
 
+def config_of(session: Session) -> dict[str, Any]:
+    """The configuration that the next step will have: what waits to be taken is in it."""
+    config = session.config.to_dict()
+    for i in session.engine.inputs:
+        if i["op"] == "configure":
+            config.update(i["changes"])
+    return config
+
+
 def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
     """The controls with their present values, made from the config's metadata. Plain JSON for `static/controls.js`."""
-    resolved: dict[str, Any] = shown.config.to_dict() if isinstance(shown, Session) else dict(shown.trace.header.config) if shown is not None else {}
+    resolved: dict[str, Any] = config_of(shown) if isinstance(shown, Session) else dict(shown.trace.header.config) if shown is not None else {}
     asked = settings.fields()
     rows = []
     for name, label in LABELS.items():

@@ -130,7 +130,7 @@ class Player:
         if s is not None:
             h = s.trace.header
             model = "simulator" if h.runner == "sim" else f"{h.model}, recorded tokens" if h.runner == "tape" else h.model or h.runner
-            config = s.config.to_dict() if isinstance(s, Session) else h.config
+            config = opening.config_of(s) if isinstance(s, Session) else h.config
             self._live["title"] = [model, f"{h.device}, {h.clock}", str(config.get("discipline", "")), str(config.get("policy", ""))]
             self._live["recording"] = s.why if isinstance(s, Recording) else None
             self._live["max_model_len"] = config.get("max_model_len")
@@ -170,16 +170,16 @@ class Player:
         self._explained, self._explained_at = key, now
         figures = not self.playing or now - self._metrics_at > max(0.5, 20 * self._metrics_cost)
 
-        def job() -> tuple[dict[str, Any], dict[str, Any] | None]:
-            why = why_message(s.trace, at.step)
-            if not figures or not at.step:
-                return why, None
+        def job() -> list[dict[str, Any] | None]:
+            out: list[dict[str, Any] | None] = [{**why_message(s.trace, at.step), "event": at.event, **self.debugger.details(s, at)}]
             t0 = time.perf_counter()
-            figures_now = metrics_message(s.trace, at)
-            self._metrics_cost = time.perf_counter() - t0
-            return why, figures_now
+            out.append(self.debugger.accounts(s, at, figures and not self.playing))
+            if figures and at.step:
+                out.append(metrics_message(s.trace, at))
+                self._metrics_cost = time.perf_counter() - t0
+            return out
 
-        def show(f: Future[tuple[dict[str, Any], dict[str, Any] | None]]) -> None:
+        def show(f: Future[list[dict[str, Any] | None]]) -> None:
             if f.cancelled() or self.session is not s:
                 return
             if (e := f.exception()) is not None:

@@ -1,8 +1,9 @@
-"""A policy typed in the page: runs its code in this kernel. Only `cbviz explore --allow-code` lets the player call this."""
+"""A policy or a breakpoint's predicate typed in the page: runs its code in this kernel. Only `cbviz explore --allow-code` lets the player call this."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import cbviz
@@ -36,6 +37,20 @@ def register(source: str) -> str:
             raise
         raise ConfigError(_told(e)) from None
     return made[-1]
+
+
+def predicate(source: str) -> Callable[..., Any]:
+    """The condition that `lambda record, state: ...` is. Raises ConfigError with what is wrong with it."""
+    if len(source) > MOST_CHARACTERS:
+        raise ConfigError(f"the code has {len(source):,} characters, the limit is {MOST_CHARACTERS:,}")
+    try:
+        f = eval(compile(source.strip(), FILE, "eval"), {"cb": cbviz})
+    except Exception as e:
+        raise ConfigError(_told(e)) from None
+    if not callable(f):
+        raise ConfigError("the code makes no function: write lambda record, state: ...")
+    f.__name__ = " ".join(source.split())[:60]
+    return f  # type: ignore[no-any-return]
 
 
 def _told(e: BaseException) -> str:

@@ -3,10 +3,13 @@ import { Run, Timeline } from "./store.js";
 import { STATES, STATE_TEXT, clamp } from "./color.js";
 import { paintTimeline } from "./raster.js";
 import { nf, seconds, plural, cut } from "./format.js";
-import { sentence, toneOf } from "./panels.js";
+import { sentence, toneOf, METRICS } from "./panels.js";
 import { errorLine, fail } from "./popover.js";
 import { h, sync, setText, setAttr } from "./dom.js";
 const TICKS = 2000, GUTTER = 62, MOST = 4;
+const MORE = { num_steps: "steps", num_finished: "finished", num_aborted: "aborted", total_throughput: "in + out", p99_itl_s: "ITL p99", padded_tokens: "padded", kv_usage_peak: "KV held, peak", goodput: "goodput" };
+// 1, 2 or 5 times a power of ten, so that about six of them fit.
+export function tickStep(top) { const raw = top / 6 || 1, p = 10 ** Math.floor(Math.log10(raw)); return [1, 2, 5, 10].map((k) => k * p).find((d) => d >= raw * 0.999); }
 
 // A timeline on the clock instead of on steps: `ticks` columns from a to b seconds. Of states shorter than a column the last one stays.
 export function byClock(R, a, b, ticks = TICKS) {
@@ -65,12 +68,12 @@ export class ComparePanel {
         h("div", { class: "cb-lanehead" }, h("b", { text: r.name }), h("span", { class: "cb-note", text: plural(r.steps, "step") }), now, h("span", { class: "cb-grow" }), b && b.live && !b.done ? h("button", { type: "button", class: "cb-btn cb-small cb-finish", text: "Run to its end", onclick: () => this.app.send("finish", { name: r.name }) }) : null), h("div", { class: "cb-lanebox" }, c, line));
       c.addEventListener("click", (e) => this.go(baseOf(i, this.stepAt(i, e), this.times))); c.addEventListener("mousemove", (e) => { c.title = this.describe(i, e); }); Object.assign(n, { _c: c, _line: line, _now: now }); return n;
     }));
-    this.table.replaceChildren(h("thead", {}, h("tr", {}, h("th"), ...d.runs.map((r) => h("th", { scope: "col", text: cut(r.name, 24), title: r.name })))), h("tbody", {}, ...d.rows.map((x) => h("tr", { "data-metric": x.key }, h("th", { scope: "row", text: x.title }), ...x.cells.map((v, i) => { const q = i ? x.ratios[i - 1] : null; return h("td", {}, v, i ? h("em", { text: v === x.cells[0] ? "=" : q === null ? "" : q > 100 || q < 0.01 ? "" : `${q.toFixed(2)}×` }) : null); })))));
+    this.table.replaceChildren(h("thead", {}, h("tr", {}, h("th"), ...d.runs.map((r) => h("th", { scope: "col", text: cut(r.name, 24), title: r.name })))), h("tbody", {}, ...d.rows.map((x) => h("tr", { "data-metric": x.key }, h("th", { scope: "row", text: METRICS[x.key]?.[0] ?? MORE[x.key] ?? x.title, title: x.title }), ...x.cells.map((v, i) => { const q = i ? x.ratios[i - 1] : null; return h("td", {}, v.replace("tokens/s", "tok/s"), i ? h("em", { text: v === x.cells[0] ? "=" : q === null ? "" : q > 100 || q < 0.01 ? "" : `${q.toFixed(2)}×` }) : null); })))));
     setText(this.notes, d.notes.join("; ")); this.pairs.replaceChildren(...d.pairs.map((p, i) => this.pair(p, i + 1))); this.dirty = true; this.paint();
   }
   pair(p, i) {
     const base = this.data.runs[0].name, side = (name, list) => (list.length ? h("div", {}, h("p", { class: "cb-sub", text: name }), this.list(list)) : null), at = p.parting;
-    return h("section", { class: "cb-pair", "data-pair": p.name }, h("h2", { text: `${p.name} against ${base}` }), h("p", { class: `cb-proof ${p.tokens_equal ? "cb-s-good" : "cb-s-bad"}`, text: (p.tokens_equal ? "✓ " : "✗ ") + (p.proof || "tokens were not recorded") }),
+    return h("section", { class: "cb-pair", "data-pair": p.name }, h("h2", { text: `${p.name} against ${base}` }), h("p", { class: `cb-proof ${p.tokens_equal ? "cb-s-good" : p.partial ? "" : "cb-s-bad"}`, text: (p.tokens_equal ? "✓ " : p.partial ? "" : "✗ ") + (p.proof || "tokens were not recorded") }),
       at ? h("div", { class: "cb-parting" }, h("p", {}, h("b", { text: `${p.schedules_equal ? (p.blocks_equal ? "Configurations" : "Block tables") : "Schedules"} part at step ${nf.format(at.step)} ` }), h("button", { type: "button", class: "cb-btn cb-small cb-goparting", text: "Go there", onclick: () => this.go(this.by === "time" ? Math.min(at.step, this.data.runs[0].steps) : at.step) })), at.changed.length ? h("p", { class: "cb-note", text: at.changed.join("; ") }) : null, side(base, at.ours), side(p.name, at.theirs)) : h("p", { class: "cb-proof cb-s-good", text: "✓ schedules and block tables are equal, step by step" }),
       p.causes.length ? h("div", {}, h("p", { class: "cb-sub", text: "What the difference comes from" }), this.list(p.causes)) : null, ...p.notes.filter((t) => !t.startsWith("times")).map((t) => h("p", { class: "cb-note", text: t })));
   }
@@ -80,10 +83,10 @@ export class ComparePanel {
   paint() {
     if (!this.dirty || !this.open || !this.data) return; const w = this.lanes.clientWidth; if (!w) return; this.dirty = false; const dpr = devicePixelRatio || 1, { th } = this.app, time = this.by === "time", [a, b] = time ? this.span() : [0, 0]; this.range = time ? [0.5, TICKS + 0.5] : [0.5, Math.max(10, this.most()) + 0.5]; this.scrub.max = time ? this.data.runs[0].steps : this.most();
     [...this.lanes.children].forEach((n, i) => {
-      const R = this.runs[i], rows = Math.max(1, R.ids.length), H0 = clamp(rows * 9, 64, 132), c = n._c, W = Math.round(w * dpr), H = Math.round(H0 * dpr), g = Math.round(GUTTER * dpr), last = i === this.runs.length - 1, foot = last ? Math.round(16 * dpr) : 0; c.width = W; c.height = H + foot; c.style.height = H0 + foot / dpr + "px"; n._h = H0;
+      const R = this.runs[i], rows = Math.max(1, R.ids.length), H0 = clamp(rows * 11, 66, 132), c = n._c, W = Math.round(w * dpr), H = Math.round(H0 * dpr), g = Math.round(GUTTER * dpr), last = i === this.runs.length - 1, foot = last ? Math.round(16 * dpr) : 0; c.width = W; c.height = H + foot; c.style.height = H0 + foot / dpr + "px"; n._h = H0;
       const tl = time ? byClock(R, a, b) : R.tl, im = new ImageData(W - g, H), x = c.getContext("2d"); paintTimeline(new Uint32Array(im.data.buffer), W - g, H, tl, { x0: this.range[0], x1: this.range[1], y0: -0.5, y1: rows - 0.5 }, th.lut, dpr); x.putImageData(im, g, 0);
       x.setTransform(dpr, 0, 0, dpr, 0, 0); x.font = `10px ${th.font}`; x.fillStyle = th.mute; x.textAlign = "right"; x.textBaseline = "middle"; const each = Math.max(1, Math.ceil(11 / (H0 / rows))); for (let r = 0; r < R.ids.length; r += each) x.fillText(cut(R.id(r), 9), GUTTER - 6, (r + 0.5) * H0 / rows);
-      if (last) { x.textAlign = "center"; for (let k = 0; k <= 4; k++) { const f = k / 4, v = time ? a + f * (b - a) : Math.round(0.5 + f * (this.range[1] - 0.5)); x.textAlign = k === 4 ? "right" : k ? "center" : "left"; x.fillText(time ? seconds(v) : nf.format(v), GUTTER + f * (w - GUTTER), H0 + 9); } x.textAlign = "right"; x.fillText(time ? "time" : "step", GUTTER - 6, H0 + 9); }
+      if (last) { x.textAlign = "center"; const top = time ? b - a : this.range[1] - 0.5, d = tickStep(top); for (let v = time ? 0 : d; v <= top * 0.97; v += d) x.fillText(time ? seconds(v) : nf.format(v), GUTTER + (time ? v : v - 0.5) / top * (w - GUTTER), H0 + 9); x.textAlign = "right"; x.fillText(time ? "time" : "step", GUTTER - 6, H0 + 9); }
     }); this.drawCursors();
   }
   xOf(i, step) { const R = this.runs[i]; if (this.by !== "time") return step + 0.5; const [a, b] = this.span(); return step ? 1.5 + (TICKS - 1) * (R.col("t1")[step - 1] - a) / (b - a || 1) : 0.5; }

@@ -69,14 +69,14 @@ export class WhyPanel {
   }
   // Above the step's sentences: why the run stopped here, the event that the cursor has just walked over, and what was asked about.
   extras(w) {
-    const { R, stop } = this.app, here = stop && stop.step === R.step ? stop : null; this.stop.hidden = !here; if (here !== this.here) { this.here = here; if (here) this.stop.replaceChildren(h("b", { text: "Stopped: " }), ...here.names.flatMap((n, i) => [...(i ? ["; "] : []), h("span", { class: "cb-stopname", text: n }), ...(here.sentences[i].text.startsWith(n) ? [] : [": ", ...sentence(this.app, here.sentences[i].text, here.sentences[i].request_ids)])])); }
+    const { R, stop } = this.app, here = stop && stop.step === R.step ? stop : null; this.stop.hidden = !here; if (here !== this.here || (here && w !== this.hw)) { this.here = here; this.hw = w; if (here) this.stop.replaceChildren(h("b", { text: "Stopped: " }), ...here.names.flatMap((n, i) => [...(i ? ["; "] : []), h("span", { class: "cb-stopname", text: n }), ...(here.sentences[i].text.startsWith(n) || (w && w.items.some((x) => x.text === here.sentences[i].text)) ? [] : [": ", ...sentence(this.app, here.sentences[i].text, here.sentences[i].request_ids)])])); }
     const m = w && R.event !== null && w.event === R.event ? w.moment : null; this.moment.hidden = R.event === null; if (m && m !== this.m) { this.m = m; this.moment.replaceChildren(h("b", { text: `Event ${R.event} of ${w.num_events}: ` }), ...sentence(this.app, m.text, m.ids)); } else if (R.event !== null && !m && !this.m) setText(this.moment, `Event ${R.event}`); if (R.event === null) this.m = null;
     const a = w && w.about; if (!this.app.asked || !R.step) { this.about.hidden = true; this.a = null; } else if (a && a !== this.a && (a.request === this.app.asked.request || a.block === this.app.asked.block)) { this.a = a; this.about.hidden = false; setText(this.aboutTitle, a.title); this.lines(this.aboutList, a.items); }
   }
 }
 
 // title, how to write it, what it means
-const METRICS = {
+export const METRICS = {
   mean_ttft_s: ["TTFT", seconds, "Mean time from arrival to the first token"], p99_ttft_s: ["TTFT p99", seconds, "99 of 100 requests had their first token sooner"], mean_itl_s: ["ITL", seconds, "Mean time between two tokens of a request"], mean_tpot_s: ["TPOT", seconds, "Mean time a token after the first, a request at a time"],
   mean_e2e_s: ["E2E", seconds, "Mean time from arrival to the last token"], mean_queue_time_s: ["queued", seconds, "Mean time from arrival to the first step"], output_throughput: ["output", (v) => compact(v) + " tok/s", "Output tokens a second over the whole recording"], output_tokens: ["tokens", (v) => compact(v), "Tokens sampled"], makespan_s: ["makespan", seconds, "From the first step to the last"],
   batch_utilisation: ["batch use", percent, "Batch utilisation: rows with useful work a seat, mean over steps"], kv_usage_mean: ["KV held", percent, "KV usage: slots that requests hold, mean over steps"], prefix_hit_tokens: ["prefix hits", (v) => compact(v), "Tokens found in the cache"], num_preemptions: ["preempted", (v) => nf.format(v), "How often a request lost its blocks"], recomputed_tokens: ["recomputed", (v) => compact(v), "Tokens computed again after a preemption"],
