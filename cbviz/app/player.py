@@ -258,6 +258,7 @@ class Player:
         """The session changed, on whatever thread."""
         if what == "reset":
             self._wire.forget()
+            self._explained = None
         self.loop.call_soon_threadsafe(self._after_change, what)
         if not self._jobs:
             self._live_cell()
@@ -603,6 +604,7 @@ class Player:
             self._refuse(e, field)
             return
         self.settings.config[field] = value
+        self.tell()
         self.post({"type": "said", "field": field, "error": ""})
         self.post({"type": "said", "cmd": "set", "field": field, "error": ""})
 
@@ -627,6 +629,7 @@ class Player:
             self.post({"type": "said", "cmd": "policy", "error": _text(e)})
             return
         self.settings.config["policy"] = name
+        self.tell()
         self.post({"type": "said", "cmd": "policy", "policy": name})
         self.controls()
 

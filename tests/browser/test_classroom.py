@@ -50,7 +50,7 @@ def test_presenter_and_back_to_the_links_start(voila: Address, open_tab: Open) -
     tab = open_tab(f"{voila}?scenario=preemption&seed=3&max_num_seqs=5&layout=presenter")
     tab.ready()
     page = tab.page
-    height = "document.querySelector('.cb-phead h2').getBoundingClientRect().height"
+    height = "document.querySelector('.cb-timeline .cb-phead h2').getBoundingClientRect().height"
     tick = "parseFloat(getComputedStyle(document.querySelector('.cb-timeline .xtick text')).fontSize)"
     large = page.evaluate(f"[{height}, {tick}]")
     assert not page.is_visible(".cb-controls")
