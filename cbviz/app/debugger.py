@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from cbviz.app import branches, comparing, opening, typed
 from cbviz.app.branches import Family
 from cbviz.app.opening import Shown
+from cbviz.app.wire import event_sentence, reserved, step_account, told
 from cbviz.breakpoints import EVENTS, Breakpoint, Stop, Watch, as_breakpoint, last_stop, next_stop
 from cbviz.config import ConfigError
 from cbviz.session import Session
-from cbviz.trace import Cursor, Trace, reservation, why_block, why_chunk, why_missed, why_preempted, why_waiting
-from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS, executed_at, summary
-from cbviz.trace.explain import count, explain_event
-from cbviz.trace.reservation import PARTS, SCHEMES
+from cbviz.trace import Cursor, Trace, why_block, why_chunk, why_missed, why_preempted, why_waiting
+from cbviz.trace.accounting import summary
+from cbviz.trace.explain import count
 
 if TYPE_CHECKING:
     from cbviz.app.player import Player
@@ -103,10 +103,9 @@ class Debugger:
         """For the why panel, at the cursor: the event that was just walked over, what was asked about, and the watches. Called in the worker."""
         trace, out = s.trace, dict[str, Any]()
         if at.step:
-            record = trace.record(at.step)
-            out["num_events"] = len(record.events)
+            out["num_events"] = len(trace.record(at.step).events)
             if at.event:
-                out["moment"] = _told(explain_event(trace, record, at.event - 1))
+                out["moment"] = event_sentence(trace, at.step, at.event - 1)
         if not self.p.playing and self.about is not None:
             with suppress(LookupError):  # a block that another pool had
                 out["about"] = answer(trace, at, *self.about)
@@ -120,18 +119,11 @@ class Debugger:
         trace = s.trace
         if not trace.has("accounting"):
             return {"type": "account", "step": at.step, "missing": "this trace holds no accounts"}
-        record = trace.record(at.step)
-        out: dict[str, Any] = {"type": "account", "step": at.step, "tokens": [["total", record.tokens.total], *([p, getattr(record.tokens, p)] for p in TOKEN_PARTS)],
-                               "slots": [["total", record.slots.total], *([p, getattr(record.slots, p)] for p in SLOT_PARTS)], "at_event": executed_at(record)}
+        out = step_account(trace.record(at.step))
         if whole:
             sums = summary(trace, Cursor(at.step))
             out["run"] = {"steps": sums["num_steps"], "tokens": list(sums["tokens"].items()), "slots": list(sums["slot_steps"].items())}
-            try:
-                r = reservation(trace)
-                out["reservation"] = {"steps": len(trace), "parts": list(PARTS), "assumptions": list(r.assumptions), "sentences": r.sentences,
-                                      "rows": [[name, SCHEMES[name], [r.shares[name][p] for p in PARTS], r.placed[name]] for name in r.steps]}
-            except ValueError as e:
-                out["reservation"] = {"missing": str(e)}
+            out["reservation"] = reserved(trace)
         return out
 
     # branches -----------------------------------------------------------------------------------------------------------
@@ -403,7 +395,7 @@ def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
     said: list[Any] = []
     if kind == "block":
         w = why_block(trace, at, what)
-        return {"title": f"Block {what}, step {at.step}", "request": None, "block": what, "items": list(map(_told, w.sentences))}
+        return {"title": f"Block {what}, step {at.step}", "request": None, "block": what, "items": list(map(told, w.sentences))}
     state = trace.state(at)
     r = state.requests.get(what)
     if r is None:
@@ -415,11 +407,7 @@ def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
     if not waits and trace.has("reasons"):
         said += why_missed(trace, at, what).sentences
     title = f"{what}: what it would take, step {at.step}" if waits else f"{what}, step {at.step}"
-    return {"title": title, "request": what, "block": None, "items": list(map(_told, dict.fromkeys(said)))}
-
-
-def _told(s: Any) -> dict[str, Any]:
-    return {"kind": s.kind, "text": str(s), "ids": list(s.request_ids)}
+    return {"title": title, "request": what, "block": None, "items": list(map(told, dict.fromkeys(said)))}
 
 
 def _plain(value: Any) -> str:

@@ -13,8 +13,11 @@ from typing import Any
 
 from cbviz import events as ev
 from cbviz.messages import StepRecord
-from cbviz.trace import Cursor, Trace, explain, metrics
+from cbviz.trace import Cursor, Trace, explain, metrics, reservation
+from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS, executed_at
+from cbviz.trace.explain import explain_event
 from cbviz.trace.metrics import work
+from cbviz.trace.reservation import PARTS, SCHEMES
 from cbviz.trace.state import CODE, NULL_BLOCK, RequestState, State
 
 SERIES = ("t0", "t1", "busy", "sampled", "useful", "recomputed", "padded", "rejected", "running", "waiting", "flops", "bytes")
@@ -220,7 +223,33 @@ def config_head(now: dict[str, Any]) -> dict[str, Any]:
 
 def why_message(trace: Trace, step: int) -> dict[str, Any]:
     """The sentences of step `step`."""
-    return {"type": "why", "step": step, "items": [{"kind": x.kind, "text": str(x), "ids": list(x.request_ids)} for x in explain(trace, step)]}
+    return {"type": "why", "step": step, "items": list(map(told, explain(trace, step)))}
+
+
+def event_sentence(trace: Trace, step: int, index: int) -> dict[str, Any]:
+    """What event number `index` of step `step` was."""
+    return told(explain_event(trace, trace.record(step), index))
+
+
+def told(s: Any) -> dict[str, Any]:
+    """A sentence, as the page gets it."""
+    return {"kind": s.kind, "text": str(s), "ids": list(s.request_ids)}
+
+
+def step_account(record: StepRecord) -> dict[str, Any]:
+    """Where the step's tokens and the pool's slots were."""
+    return {"type": "account", "step": record.step, "tokens": [["total", record.tokens.total], *([p, getattr(record.tokens, p)] for p in TOKEN_PARTS)],
+            "slots": [["total", record.slots.total], *([p, getattr(record.slots, p)] for p in SLOT_PARTS)], "at_event": executed_at(record)}
+
+
+def reserved(trace: Trace) -> dict[str, Any]:
+    """The whole run beside contiguous reservation, or why that can't be said."""
+    try:
+        r = reservation(trace)
+    except ValueError as e:
+        return {"missing": str(e)}
+    return {"steps": len(trace), "parts": list(PARTS), "assumptions": list(r.assumptions), "sentences": r.sentences,
+            "rows": [[name, SCHEMES[name], [r.shares[name][p] for p in PARTS], r.placed[name]] for name in r.steps]}
 
 
 def metrics_message(trace: Trace, cursor: Cursor) -> dict[str, Any]:
