@@ -2,18 +2,22 @@
 
 Owns only speed. Attention of all decoding sequences is one gather of their blocks and one fused call, with the query heads of a
 group as rows of its key head (so keys are not repeated); a prompt's chunk is one gather and one call. Indices and masks are made
-once a step, in the first layer. float32 throughout.
+once a step, in the first layer. float32 activations; weights in 16 or 8 bits are packed for fbgemm's product of float32 with 16 bits
+(integers up to 127 are exact in 16 bits, so 8-bit weights lose nothing more) where torch has it, else held in float32.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from cbviz.model.kv_store import KVLayer
-from cbviz.model.ops import Batch, OpSet
+from cbviz.model.matrix import Int8Matrix, Matrix, dense
+from cbviz.model.ops import Batch, OpSet, choose
 
 _MAX_GATHERED_TOKENS = 16_384
 """Decodes gathered in one call: bounds the copy of keys and values (13 MB each for SmolLM2)."""
@@ -58,7 +62,42 @@ class _Plan:
     chunks: list[_Chunk]
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+@dataclass(slots=True)
+class _Packed:
+    """fbgemm's own copy of a matrix in 16 bits, private memory. The product times `scale` [out] where there is one."""
+
+    data: Any
+    scale: torch.Tensor | None
+
+
+def pack(weight: Matrix) -> torch.Tensor | _Packed:
+    if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32:
+        return weight
+    if not _has_fbgemm():
+        return dense(weight)
+    if isinstance(weight, Int8Matrix):
+        return _Packed(torch.ops.quantized.linear_prepack_fp16(weight.q.float(), None), weight.scale)
+    return _Packed(torch.ops.quantized.linear_prepack_fp16(weight.float(), None), None)
+
+
+@functools.cache
+def _has_fbgemm() -> bool:
+    """x86 with AVX2, and a torch that was built with it."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False
+    try:
+        packed = torch.ops.quantized.linear_prepack_fp16(torch.ones(2, 2), None)
+        return bool((torch.ops.quantized.linear_dynamic_fp16(torch.ones(1, 2), packed) == 2).all())
+    except (RuntimeError, AttributeError):
+        return False
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor | _Packed, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(weight, _Packed):
+        y = torch.ops.quantized.linear_dynamic_fp16(x, weight.data)
+        if weight.scale is not None:
+            y = y * weight.scale
+        return y if bias is None else y + bias
     rows = x.shape[0]
     if rows > _FEW_ROWS:
         return F.linear(x, weight, bias)
@@ -100,8 +139,8 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> 
         # Padding stands at the end, so the written tokens are a slice.
         found = batch.shared[("slots", heads)] = (rows.reshape(-1), int(written.sum()))
     rows, num_written = found
-    layer.k.view(-1, dim).index_copy_(0, rows, k[:num_written].reshape(-1, dim))
-    layer.v.view(-1, dim).index_copy_(0, rows, v[:num_written].reshape(-1, dim))
+    layer.k.view(-1, dim).index_copy_(0, rows, k[:num_written].reshape(-1, dim).to(layer.k.dtype))
+    layer.v.view(-1, dim).index_copy_(0, rows, v[:num_written].reshape(-1, dim).to(layer.v.dtype))
 
 
 def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int) -> torch.Tensor:
@@ -116,13 +155,13 @@ def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, windo
     out = torch.empty(q.shape, dtype=q.dtype)
     for d in plan.decodes:
         n = d.count
-        k = keys.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys]
-        v = values.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys]
+        k = keys.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys].float()
+        v = values.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys].float()
         y = F.scaled_dot_product_attention(q[d.tokens].reshape(n, heads_kv, groups, dim), k, v, attn_mask=d.mask, scale=scale)
         out[d.tokens] = y.reshape(n, heads, dim)
     for c in plan.chunks:
-        k = keys.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys]
-        v = values.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys]
+        k = keys.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys].float()
+        v = values.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys].float()
         y = F.scaled_dot_product_attention(q[c.first:c.last].transpose(0, 1)[None], k, v, attn_mask=c.mask, is_causal=c.mask is None, scale=scale, enable_gqa=groups > 1)
         out[c.first:c.last] = y[0].transpose(0, 1)
     out[plan.num_tokens:] = 0
@@ -190,4 +229,4 @@ def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
     return _Plan(starts[-1], decodes, chunks)
 
 
-CPU = OpSet("cpu", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul)
+CPU = OpSet("torch", "plain torch, few and large calls", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack)

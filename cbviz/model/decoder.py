@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from cbviz.config import ModelSpec
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVStore
+from cbviz.model.matrix import Matrix, num_bytes, rows
 from cbviz.model.ops import Batch, OpSet
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -136,27 +137,28 @@ class DecoderConfig:
             return freq * (keep + (1 - keep) / factor)
         raise ModelError(f"rope_scaling has rope_type {kind!r}; built are default, linear, llama3")
 
-    def spec(self, name: str, params: int) -> ModelSpec:
-        """What cost models and planners need: sizes as this engine holds them, float32 weights and KV."""
+    def spec(self, name: str, params: int, precision: str = "exact") -> ModelSpec:
+        """What cost models and planners need: sizes as this engine holds them in that precision."""
         return ModelSpec(name=name, num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
                          intermediate_size=self.intermediate_size, vocab_size=self.vocab_size, max_context=self.max_context, tied_embeddings=self.tied_embeddings,
                          attention="mha" if self.num_heads == self.num_kv_heads else "gqa", sliding_window=max(self.windows),
                          num_global_layers=self.windows.count(0) if any(self.windows) else 0, params=params,
-                         weight_bytes_per_param=4.0, kv_bytes_per_element=4.0, source="counted from the loaded weights")
+                         weight_bytes_per_param={"exact": 4.0, "fast": 2.0, "int8": 1.0}[precision], kv_bytes_per_element=4.0 if precision == "exact" else 2.0,
+                         source="counted from the loaded weights")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's weights, float32, `[out, in]`."""
+    """One layer's weights: matrices `[out, in]` in any form, vectors float32."""
 
     attn_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     """[(H + 2 H_kv) D, C]: queries, keys, values below one another."""
-    o: torch.Tensor
+    o: Matrix
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
+    gate_up: Matrix
     """[2 I, C]: gate, then up."""
-    down: torch.Tensor
+    down: Matrix
     qkv_bias: torch.Tensor | None = None
     o_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
@@ -169,10 +171,10 @@ class LayerWeights:
 class Weights:
     """All weights. With tied embeddings `head` is the same tensor as `embed`."""
 
-    embed: torch.Tensor
+    embed: Matrix
     layers: list[LayerWeights]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Matrix
     inverse_frequencies: torch.Tensor
 
 
@@ -185,11 +187,23 @@ class Decoder:
         self.weights = weights
         self.ops = ops
         self.windows = tuple(min(w, window) if w and window else w or window for w in config.windows)
-        tensors = [t for layer in weights.layers for t in (getattr(layer, n) for n in LayerWeights.__slots__) if t is not None]
+        tensors: list[Matrix] = [t for layer in weights.layers for t in (getattr(layer, n) for n in LayerWeights.__slots__) if t is not None]
         self.layer_params = sum(t.numel() for t in tensors) + weights.norm.numel()
         """Parameters that every token passes through, head and embedding aside."""
-        self.layer_matmul_params = sum(t.numel() for t in tensors if t.dim() == 2)
+        self.layer_matmul_params = sum(t.numel() for t in tensors if len(t.shape) == 2)
+        self.layer_bytes = sum(map(num_bytes, [*tensors, weights.norm]))
+        """Bytes that `layer_params` are held in."""
+        self.head_bytes = num_bytes(weights.head)
+        self.embed_row_bytes = num_bytes(weights.embed) // config.vocab_size
         self.num_params = self.layer_params + weights.embed.numel() + (0 if config.tied_embeddings else weights.head.numel())
+        self._whole = ops.whole(self) if ops.whole is not None else None
+        self._packed = self._pack() if self._whole is None else weights
+
+    def _pack(self) -> Weights:
+        def pack(layer: LayerWeights) -> LayerWeights:
+            return replace(layer, **{f: self.ops.pack(getattr(layer, f)) for f in ("qkv", "o", "gate_up", "down")})
+
+        return replace(self.weights, layers=[pack(layer) for layer in self.weights.layers], head=self.ops.pack(self.weights.head))
 
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: Batch, kv: KVStore, sample_rows: torch.Tensor) -> torch.Tensor:
@@ -197,11 +211,13 @@ class Decoder:
 
         token_ids, positions: [T] int64, sequences in the batch's order, padding last. sample_rows: [R] rows of T. Returns [R, vocab] float32.
         """
-        c, w, ops = self.config, self.weights, self.ops
+        if self._whole is not None:
+            return self._whole(token_ids, positions, batch, kv, sample_rows)
+        c, w, ops = self.config, self._packed, self.ops
         angles = positions.float()[:, None] * w.inverse_frequencies
         cos, sin = angles.cos(), angles.sin()
         num_tokens, scale = len(token_ids), c.head_dim**-0.5
-        residual = torch.nn.functional.embedding(token_ids, w.embed)
+        residual = rows(w.embed, token_ids)
         x = ops.rms_norm(residual, w.layers[0].attn_norm, c.rms_norm_eps)
         for i, layer in enumerate(w.layers):
             qkv = ops.linear(x, layer.qkv, layer.qkv_bias)

@@ -3,7 +3,7 @@
 Owns the memory and the truth about its contents; not who uses which block (that is the scheduler's block pool), nor why. The
 tensors are a cache: everything in them follows from token ids and can be computed again.
 
-    layers[l].k, layers[l].v   [num_blocks, H_kv, block_size, D]   float32
+    layers[l].k, layers[l].v   [num_blocks, H_kv, block_size, D]   float32, or float16
     slot of a token            block id * block_size + position % block_size
 """
 
@@ -52,13 +52,19 @@ class KVStore:
     claims too little, never too much.
     """
 
-    def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: torch.device | str = "cpu",
+                 dtype: torch.dtype = torch.float32) -> None:
         self.num_layers, self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim = num_layers, num_blocks, num_kv_heads, block_size, head_dim
-        self.device = torch.device(device)
+        self.device, self.dtype = torch.device(device), dtype
         # Zeros, not empty: masked slots are multiplied by weight 0, which a NaN would survive. On the host numpy's zeros take no memory until written; torch's do.
-        self._data = torch.from_numpy(np.zeros((num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim), dtype=np.float32)).to(self.device)
+        zeros = np.zeros((num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim), dtype=np.float16 if dtype == torch.float16 else np.float32)
+        self._data = torch.from_numpy(zeros).to(self.device)
         self.layers = [KVLayer(self._data[i, 0], self._data[i, 1]) for i in range(num_layers)]
         self.ledger = np.full((num_blocks, block_size), EMPTY, dtype=np.int64)
+
+    @property
+    def element_size(self) -> int:
+        return self._data.element_size()
 
     @property
     def bytes_per_token(self) -> int:

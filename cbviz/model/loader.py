@@ -3,6 +3,8 @@
 Owns the translation of names and layouts, and the converted copy in the cache: `weights.safetensors` holds float32 tensors, query,
 key and value fused, gate and up fused, laid out so that the file is memory-mapped and used as it is. Kernels on one machine share
 its pages; loading again takes no conversion. The copy is keyed by the source's files and `LAYOUT`, written beside and renamed.
+Other precisions are files of the same kind beside it, `weights-fast.safetensors` and `weights-int8.safetensors`, made from it on first use.
+A file that is shorter than its header says is made anew.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +29,30 @@ from cbviz.model import hub
 from cbviz.model.decoder import Decoder, DecoderConfig, LayerWeights, Weights
 from cbviz.model.gguf_file import GgufFile
 from cbviz.model.hub import ModelError, ModelSource, Progress
+from cbviz.model.matrix import Int8Matrix, Matrix, convert, to_device
 from cbviz.model.ops import OpSet
 from cbviz.model.tokenizer import Tokenizer
 
 LAYOUT = 1
 """Raised whenever the converted file's contents would differ: older copies are then not found, and removed."""
 _ALIGN = 4096
+_EXACT = "weights.safetensors"
+_SCALE = ".scale"
+_TYPES: dict[str, tuple[str, torch.dtype]] = {"F32": ("<f4", torch.float32), "F16": ("<f2", torch.float16), "I8": ("i1", torch.int8)}
+"""How safetensors names a type, and what it is here."""
 
 Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
 Read = Callable[[str], Array]
 """The float32 tensor of a Hugging Face name below `model.`. Raises ModelError if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Weights, shape and tokenizer of one model, before operators are chosen. `tokenizer` is None where the source has none."""
+    """Weights, shape and tokenizer of one model, before operators are chosen. `tokenizer` is None where the source has none.
+
+    `weights`: the exact ones, mapped; no page of them is read until somebody uses them. `folder`: the converted copy, None for a model made by hand.
+    """
 
     name: str
     title: str
@@ -48,14 +60,28 @@ class LoadedModel:
     weights: Weights
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
+    folder: Path | None = None
+    _other: dict[str, Weights] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    def decoder(self, ops: OpSet, window: int = 0) -> Decoder:
-        return Decoder(self.config, self.weights, ops, window)
+    def decoder(self, ops: OpSet, window: int = 0, precision: str = "exact") -> Decoder:
+        return Decoder(self.config, self.weights_in(precision), ops, window)
 
-    def spec(self) -> ModelSpec:
+    def weights_in(self, precision: str) -> Weights:
+        """The weights as `precision` holds them; every caller gets the same tensors. Raises ModelError."""
+        if precision == "exact":
+            return self.weights
+        if precision not in self._other:
+            if self.folder is not None:
+                self._other[precision] = _weights(self.config, _matrices(_in_precision(self.folder, precision)), self.weights.norm.device)
+            else:
+                exact = {name: t for name, t in _named(self.weights) if isinstance(t, torch.Tensor)}
+                self._other[precision] = _weights(self.config, {n: convert(t, precision) if t.dim() == 2 else t for n, t in exact.items()}, self.weights.norm.device)
+        return self._other[precision]
+
+    def spec(self, precision: str = "exact") -> ModelSpec:
         from cbviz.model.ops import REFERENCE
 
-        return self.config.spec(self.title, self.decoder(REFERENCE).num_params)
+        return self.config.spec(self.title, self.decoder(REFERENCE).num_params, precision)
 
 
 def load(model: str | ModelSource = "smollm2", *, device: torch.device | str = "cpu", progress: Progress | None = None) -> LoadedModel:
@@ -65,11 +91,29 @@ def load(model: str | ModelSource = "smollm2", *, device: torch.device | str = "
     about = json.loads((folder / "model.json").read_text("utf-8"))
     config = DecoderConfig.from_dict(about["config"])
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-    tensors = {name: t.to(device) for name, t in _map(folder / "weights.safetensors").items()}
-    layers = [LayerWeights(**{slot: tensors[f"layers.{i}.{slot}"] for slot in LayerWeights.__slots__ if f"layers.{i}.{slot}" in tensors}) for i in range(config.num_layers)]
-    embed = tensors["embed"]
-    weights = Weights(embed, layers, tensors["norm"], embed if config.tied_embeddings else tensors["head"], tensors["inverse_frequencies"])
-    return LoadedModel(source.name, source.title, config, weights, tokenizer, tuple(about["eos_token_ids"]))
+    weights = _weights(config, dict(_map(folder / _EXACT)), device)
+    return LoadedModel(source.name, source.title, config, weights, tokenizer, tuple(about["eos_token_ids"]), folder)
+
+
+def _weights(config: DecoderConfig, tensors: dict[str, Matrix], device: torch.device | str) -> Weights:
+    on = {name: to_device(t, device) for name, t in tensors.items()}
+    layers = [LayerWeights(**{slot: on[f"layers.{i}.{slot}"] for slot in LayerWeights.__slots__ if f"layers.{i}.{slot}" in on}) for i in range(config.num_layers)]  # type: ignore[arg-type]
+    norm, frequencies = on["norm"], on["inverse_frequencies"]
+    assert isinstance(norm, torch.Tensor) and isinstance(frequencies, torch.Tensor)
+    return Weights(on["embed"], layers, norm, on["embed"] if config.tied_embeddings else on["head"], frequencies)
+
+
+def _named(w: Weights) -> Iterator[tuple[str, Matrix]]:
+    """All tensors by their names in the file."""
+    yield "inverse_frequencies", w.inverse_frequencies
+    yield "embed", w.embed
+    for i, layer in enumerate(w.layers):
+        for slot in LayerWeights.__slots__:
+            if (t := getattr(layer, slot)) is not None:
+                yield f"layers.{i}.{slot}", t
+    yield "norm", w.norm
+    if w.head is not w.embed:
+        yield "head", w.head
 
 
 def _converted(source: ModelSource) -> Path:
@@ -79,12 +123,14 @@ def _converted(source: ModelSource) -> Path:
     stem = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in source.name)
     folder = root / f"{stem}-{source.fingerprint()}-v{LAYOUT}"
     if (folder / "model.json").exists():
-        return folder
+        if _is_whole(folder / _EXACT):
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
     try:
         with ExitStack() as stack:
             config, tokenizer, eos, tensors = (_open_gguf if source.kind == "gguf" else _open_folder)(source.path, stack)
-            _write(scratch / "weights.safetensors", tensors)
+            _write(scratch / _EXACT, tensors)
         if tokenizer is not None:
             tokenizer.save(scratch)
         about = {"config": config.to_dict(), "eos_token_ids": eos, "source": str(source.path)}
@@ -102,6 +148,53 @@ def _converted(source: ModelSource) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _in_precision(folder: Path, precision: str) -> Path:
+    """The file of these weights in another precision, made from the float32 one if it is not there or cut short."""
+    path = folder / f"weights-{precision}.safetensors"
+    if _is_whole(path):
+        return path
+    exact = _map(folder / _EXACT)
+    matrix = [(name, t) for name, t in exact.items() if t.dim() == 2]
+
+    def both(name: str, t: torch.Tensor) -> Iterator[tuple[str, Shape, str, Callable[[], Array]]]:
+        made: list[Int8Matrix] = []  # quantised when its scales are written, kept until its numbers are
+
+        def scales() -> Array:
+            m = convert(t, precision)
+            assert isinstance(m, Int8Matrix)
+            made.append(m)
+            return m.scale.numpy()
+
+        yield f"{name}{_SCALE}", (t.shape[0],), "F32", scales
+        yield name, tuple(t.shape), "I8", lambda: made.pop().q.numpy()
+
+    def halves(t: torch.Tensor) -> Array:
+        m = convert(t, precision)
+        assert isinstance(m, torch.Tensor)
+        return m.numpy()
+
+    tensors: list[tuple[str, Shape, str, Callable[[], Array]]] = [(name, tuple(t.shape), "F32", t.numpy) for name, t in exact.items() if t.dim() < 2]
+    for name, t in matrix:
+        tensors += [(name, tuple(t.shape), "F16", partial(halves, t))] if precision == "fast" else both(name, t)
+    handle, part = tempfile.mkstemp(dir=folder, prefix="partial-")
+    os.close(handle)
+    try:
+        _write_as(Path(part), tensors)
+        os.replace(part, path)
+    except OSError as e:
+        raise ModelError(f"the weights in precision {precision!r} could not be written into {folder}: {e.strerror or e}. Make room there, set CBVIZ_CACHE to another folder, "
+                         "or precision to 'exact'.") from e
+    finally:
+        Path(part).unlink(missing_ok=True)
+    return path
+
+
+def _matrices(path: Path) -> dict[str, Matrix]:
+    """The tensors of a file, a matrix of 8 bits together with its scales."""
+    tensors = _map(path)
+    return {n: Int8Matrix(t, tensors[f"{n}{_SCALE}"]) if t.dtype == torch.int8 else t for n, t in tensors.items() if not n.endswith(_SCALE)}
 
 
 def _source_of(folder: Path) -> str | None:
@@ -230,29 +323,53 @@ def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequenci
 
 
 def _write(path: Path, tensors: Tensors) -> None:
-    """A safetensors file whose data starts on a page. One tensor in memory at a time."""
-    todo = list(tensors)
+    """As `_write_as`, all float32."""
+    _write_as(path, [(name, shape, "F32", read) for name, shape, read in tensors])
+
+
+def _write_as(path: Path, todo: list[tuple[str, Shape, str, Callable[[], Array]]]) -> None:
+    """A safetensors file of (name, shape, type, how to make it) whose data starts on a page. One tensor in memory at a time.
+
+    8-bit tensors stand behind all others, so that every number lies on a multiple of its size.
+    """
     header: dict[str, Any] = {}
     at = 0
-    for name, shape, _ in todo:
-        size = 4 * int(np.prod(shape, dtype=np.int64))
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
+    places: dict[str, int] = {}
+    for name, shape, kind, _ in sorted(todo, key=lambda t: (t[2] == "I8", t[2] == "F16")):
+        size = np.dtype(_TYPES[kind][0]).itemsize * int(np.prod(shape, dtype=np.int64))
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        places[name] = at
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _ALIGN)  # the format allows spaces after the header
     with path.open("wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
-        for _, _, read in todo:
-            f.write(np.ascontiguousarray(read(), dtype="<f4").data)
+        begin = f.tell()
+        for name, _, kind, read in todo:
+            f.seek(begin + places[name])
+            f.write(np.ascontiguousarray(read(), dtype=_TYPES[kind][0]).data)
         f.flush()
         os.fsync(f.fileno())
 
 
 def _map(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file of `_write`, memory-mapped: private pages, shared with every process until somebody writes, which nobody does."""
-    size = path.stat().st_size
+    begin, header = _header(path)
+    data = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[begin:]
+    return {name: data[slice(*h["data_offsets"])].view(_TYPES[h["dtype"]][1]).view(h["shape"]) for name, h in header.items()}
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the data begins, and the tensors' descriptions."""
     with path.open("rb") as f:
         length = struct.unpack("<Q", f.read(8))[0]
-        header = json.loads(f.read(length))
-    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[8 + length:].view(torch.float32)
-    return {name: data[h["data_offsets"][0] // 4:h["data_offsets"][1] // 4].view(h["shape"]) for name, h in header.items()}
+        return 8 + length, json.loads(f.read(length))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file is there and as long as its header says."""
+    try:
+        begin, header = _header(path)
+        return path.stat().st_size == begin + max(h["data_offsets"][1] for h in header.values())
+    except (OSError, ValueError, KeyError, struct.error):
+        return False

@@ -15,13 +15,17 @@ Tokens from `query_start_loc[B]` on belong to no sequence (padding): their atten
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVLayer
+from cbviz.model.matrix import Matrix, dense
+
+if TYPE_CHECKING:
+    from cbviz.model.decoder import Decoder
 
 
 @dataclass(slots=True)
@@ -62,8 +66,10 @@ class OpSet:
     """The callables a decoder is given; there is no global choice."""
 
     name: str
-    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-    """(x [T, in], weight [out, in], bias [out] or None) -> [T, out]"""
+    about: str
+    """One line for people: what these are, and why they and not faster ones."""
+    linear: Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
+    """(x [T, in], weight [out, in] as `pack` gives it, bias [out] or None) -> [T, out]"""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     """(x [..., C], weight [C], eps) -> [..., C]"""
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
@@ -76,10 +82,16 @@ class OpSet:
     """(q [T, H, D], layer, batch, scale, window) -> [T, H, D]. Query at position i sees keys j with i - window < j <= i; window 0: all j <= i."""
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     """(gate and up [T, 2 I], gate first) -> silu(gate) * up [T, I]"""
+    choose: Callable[[torch.Tensor], tuple[list[int], list[float], list[float]]]
+    """(logits [R, V]) -> of each row the best id (ties: the smaller), its lead over the second, log of the sum of exponentials"""
+    pack: Callable[[Matrix], Any]
+    """A weight matrix as `linear` wants it; done once, when a decoder is made."""
+    whole: Callable[[Decoder], Callable[..., torch.Tensor] | None] | None = None
+    """Where it is not None: makes a decoder's `forward` as one call, or None for a decoder that it cannot serve."""
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y = x @ weight.T
+def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    y = x @ dense(weight).T
     return y if bias is None else y + bias
 
 
@@ -128,7 +140,16 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
-REFERENCE = OpSet("reference", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul)
+def choose(logits: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
+    best_two = logits.topk(min(2, logits.shape[-1]), dim=-1).values
+    return logits.argmax(dim=-1).tolist(), (best_two[:, 0] - best_two[:, -1]).tolist(), logits.logsumexp(dim=-1).tolist()
+
+
+def pack(weight: Matrix) -> Matrix:
+    return weight
+
+
+REFERENCE = OpSet("reference", "plain torch, slow and obvious: the specification", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack)
 
 
 def pick(name: str, device: torch.device | str) -> OpSet:
@@ -139,9 +160,10 @@ def pick(name: str, device: torch.device | str) -> OpSet:
     if name in ("auto", "cpu"):
         if kind != "cpu":
             raise ModelError(f"kernels 'cpu' run on the CPU, but device is {kind!r}; set device to 'cpu' or kernels to 'auto'")
-        from cbviz.model.cpu_ops import CPU
+        from cbviz.model import cpu_ops, cpu_pass, native
 
-        return CPU
+        built = native.library()
+        return cpu_pass.op_set(built) if built.lib is not None else replace(cpu_ops.CPU, about=f"{cpu_ops.CPU.about}; {built.about}")
     if name == "triton":
         raise ModelError("kernels 'triton' are not built in this version; set kernels to 'auto', 'cpu' or 'reference'")
     raise ModelError(f"kernels is {name!r}, it must be one of auto, reference, cpu, triton")

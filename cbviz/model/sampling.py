@@ -6,13 +6,14 @@ drawn does not depend on who shares the batch or on the order of steps, and a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
 
 from cbviz.messages import Sampling
+from cbviz.model.ops import choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +60,16 @@ def filtered_probs(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tens
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """One token a row. logits [R, V] float32; temperature 0 takes the best (ties: the smaller id)."""
+def sample(logits: torch.Tensor, draws: Sequence[Draw], choose: Callable[[torch.Tensor], tuple[list[int], list[float], list[float]]] = choose) -> list[Sampled]:
+    """One token a row. logits [R, V] float32; temperature 0 takes the best (ties: the smaller id). `choose`: see `OpSet.choose`."""
     if not draws:
         return []
-    best_two = logits.topk(min(2, logits.shape[-1]), dim=-1).values
-    tokens = logits.argmax(dim=-1).tolist()
+    tokens, gaps, log_totals = choose(logits)
     for row, d in enumerate(draws):
         if d.sampling.temperature > 0:
             ids, probs = filtered_probs(logits[row], d.sampling)
             at = int(torch.searchsorted(probs.cumsum(0), uniform(d.seed, d.request_id, d.position), right=True))
             tokens[row] = int(ids[min(at, len(ids) - 1)])
     chosen = torch.tensor(tokens, device=logits.device)
-    logprobs = (logits.gather(-1, chosen[:, None])[:, 0] - logits.logsumexp(dim=-1)).tolist()
-    gaps = (best_two[:, 0] - best_two[:, -1]).tolist()
-    return [Sampled(t, lp, g) for t, lp, g in zip(tokens, logprobs, gaps, strict=True)]
+    values = logits.gather(-1, chosen[:, None])[:, 0].tolist()
+    return [Sampled(t, v - total, g) for t, v, total, g in zip(tokens, values, log_totals, gaps, strict=True)]

@@ -39,17 +39,16 @@ class TorchRunner:
 
     def __init__(self, model: str | ModelSource | LoadedModel = "smollm2", config: EngineConfig | None = None, *, progress: Progress | None = None) -> None:
         config = config or EngineConfig()
-        if config.precision != "exact":
-            raise ConfigError(f"precision is {config.precision!r}; this version computes in 'exact' (float32) only")
         self.config = config
         self.device = pick_device(config.device)
         self.num_threads = threads.use_available_cpus()
         self.model = model if isinstance(model, LoadedModel) else load(model, device=self.device, progress=progress)
         self.ops = ops.pick(config.kernels, self.device)
-        self.decoder = self.model.decoder(self.ops, config.sliding_window)
+        self.decoder = self.model.decoder(self.ops, config.sliding_window, config.precision)
         c = self.model.config
-        self.kv = KVStore(c.num_layers, config.num_blocks, c.num_kv_heads, config.block_size, c.head_dim, self.device)
-        self._spec = self.model.spec()
+        kept = torch.float32 if config.precision == "exact" else torch.float16
+        self.kv = KVStore(c.num_layers, config.num_blocks, c.num_kv_heads, config.block_size, c.head_dim, self.device, kept)
+        self._spec = self.model.spec(config.precision)
         self._writing: set[int] = set()
 
     @property
@@ -83,7 +82,7 @@ class TorchRunner:
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
         seeds = (self.config.seed if c.sampling.seed is None else c.sampling.seed for c in sampling)
-        results = sample(logits, [Draw(c.sampling, seed, c.request_id, c.start + c.num_tokens) for c, seed in zip(sampling, seeds, strict=True)])
+        results = sample(logits, [Draw(c.sampling, seed, c.request_id, c.start + c.num_tokens) for c, seed in zip(sampling, seeds, strict=True)], self.ops.choose)
         self.kv.record(blocks, offsets, hashes)
         self._writing = set()
         ids = [c.request_id for c in sampling]
@@ -148,7 +147,7 @@ class TorchRunner:
         """The same where blocks left of a sliding window are gone: their keys are needed in lower layers, so the sequence is computed in a store of its own."""
         kv, size = self.kv, self.kv.block_size
         num = (len(ids) + size - 1) // size
-        aside = KVStore(kv.num_layers, num, kv.num_kv_heads, size, kv.head_dim, self.device)
+        aside = KVStore(kv.num_layers, num, kv.num_kv_heads, size, kv.head_dim, self.device, kv.dtype)
         self._recompute(ids, list(range(num)), list(range(num)), aside)
         for b in stale:
             n = min(size, len(ids) - b * size)
@@ -228,8 +227,8 @@ class TorchRunner:
         head = c.hidden_size * c.vocab_size
         return {
             "flops": 2.0 * self.decoder.layer_matmul_params * (num_tokens + num_padding) + 2.0 * head * num_sampled + 4.0 * c.q_size * pairs,
-            "weight_bytes": 4.0 * (self.decoder.layer_params + c.hidden_size * (num_tokens + num_padding) + (head if num_sampled else 0)),
-            "kv_bytes": 8.0 * c.kv_size * seen + float(self.kv.bytes_per_token) * num_tokens,
+            "weight_bytes": float(self.decoder.layer_bytes + self.decoder.embed_row_bytes * (num_tokens + num_padding) + (self.decoder.head_bytes if num_sampled else 0)),
+            "kv_bytes": 2.0 * self.kv.element_size * c.kv_size * seen + float(self.kv.bytes_per_token) * num_tokens,
         }
 
 

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from cbviz.model import ops
+from cbviz.model import cpu_ops, ops
 from cbviz.model.decoder import DecoderConfig
 from cbviz.model.hub import ModelError
+
+
+def op_set(name: str) -> ops.OpSet:
+    """As `ops.pick`; `torch`: the CPU's operators where nothing can be compiled."""
+    return cpu_ops.CPU if name == "torch" else ops.pick(name, "cpu")
+
 
 ALL = ["llama", "llama-biases", "llama-linear", "llama-llama3", "mistral-window", "qwen2", "qwen2-window", "qwen3"]
 
@@ -19,11 +25,11 @@ def ids(n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(97), k=n)
 
 
-@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@pytest.mark.parametrize("kernels", ["reference", "cpu", "torch"])
 @pytest.mark.parametrize("name", ALL)
 def test_whole_prompt_equals_transformers(name: str, kernels: str, tiny: Any, feed: Any) -> None:
     model = tiny(name)
-    decoder = model.ours.decoder(ops.pick(kernels, "cpu"))
+    decoder = model.ours.decoder(op_set(kernels))
     sequence = ids(50)
     (logits,) = feed(decoder, [sequence], block_size=16, pieces=lambda rng: 50)
     expected = model.expected(sequence)
@@ -37,8 +43,8 @@ def test_pieces_mixed_in_one_batch_equal_transformers(name: str, block_size: int
     """Chunks and decodes of several requests together, scattered blocks: the same logits as each request whole and alone."""
     model = tiny(name)
     sequences = [ids(n, seed=n) for n in (1, 5, 23, 40, 61)]
-    for kernels, longest in (("reference", 9), ("cpu", 9), ("cpu", 1), ("cpu", 33)):
-        decoder = model.ours.decoder(ops.pick(kernels, "cpu"))
+    for kernels, longest in (("reference", 9), ("cpu", 9), ("cpu", 1), ("cpu", 33), ("torch", 9), ("torch", 33)):
+        decoder = model.ours.decoder(op_set(kernels))
         got = feed(decoder, sequences, block_size=block_size, pieces=lambda rng: rng.randint(1, longest), seed=longest, num_padding=2)  # noqa: B023
         for logits, sequence in zip(got, sequences, strict=True):
             torch.testing.assert_close(logits, model.expected(sequence), atol=1e-4, rtol=1e-4)
@@ -53,9 +59,9 @@ def test_window_of_the_engine_is_laid_over_the_models_own(tiny: Any, feed: Any) 
     assert tiny("qwen2-window").ours.decoder(ops.REFERENCE, window=8).windows == (8, 6, 6)
     full = tiny("llama").ours
     (wide,) = feed(full.decoder(ops.REFERENCE), [sequence], block_size=4, pieces=lambda rng: 40)
-    for kernels in ("reference", "cpu"):
-        (narrow,) = feed(full.decoder(ops.pick(kernels, "cpu"), window=8), [sequence], block_size=4, pieces=lambda rng: 40)
-        (in_pieces,) = feed(full.decoder(ops.pick(kernels, "cpu"), window=8), [sequence], block_size=4, pieces=lambda rng: 7)
+    for kernels in ("reference", "cpu", "torch"):
+        (narrow,) = feed(full.decoder(op_set(kernels), window=8), [sequence], block_size=4, pieces=lambda rng: 40)
+        (in_pieces,) = feed(full.decoder(op_set(kernels), window=8), [sequence], block_size=4, pieces=lambda rng: 7)
         torch.testing.assert_close(narrow[:8], wide[:8], atol=1e-4, rtol=1e-4)
         assert (narrow[8:] - wide[8:]).abs().max() > 0.01
         torch.testing.assert_close(in_pieces, narrow, atol=1e-4, rtol=1e-4)
@@ -64,7 +70,7 @@ def test_window_of_the_engine_is_laid_over_the_models_own(tiny: Any, feed: Any) 
 def test_mlp_in_slabs_is_the_same(tiny: Any, feed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama-biases")
     monkeypatch.setattr("cbviz.model.decoder._MLP_ROWS", 7)
-    (logits,) = feed(model.ours.decoder(ops.pick("cpu", "cpu")), [ids(40)], block_size=16, pieces=lambda rng: 40)
+    (logits,) = feed(model.ours.decoder(cpu_ops.CPU), [ids(40)], block_size=16, pieces=lambda rng: 40)
     torch.testing.assert_close(logits, model.expected(ids(40)), atol=1e-4, rtol=1e-4)
 
 
