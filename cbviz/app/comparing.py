@@ -41,6 +41,7 @@ def compared(traces: Mapping[str, Trace]) -> dict[str, Any]:
     told = {name: whose_time(m) for name, m in figures.items()}
     one = set(told.values())
     notes = list(one) if len(one) == 1 else [f"{name}: {text}" for name, text in told.items()]
+    notes += [f"{name} has not ended: its figures are of {count(len(t), 'step')}" for name, t in traces.items() if not _ended(t)]
     if not timed:
         notes.append("the clocks differ: times stand beside each other and are not compared")
     return {
@@ -48,7 +49,7 @@ def compared(traces: Mapping[str, Trace]) -> dict[str, Any]:
         "rows": rows,
         "notes": notes,
         "timed": timed,
-        "pairs": [{"name": name, **_pair(c), **_as_far(c, traces[base], traces[name])} for name, c in pairs.items()],
+        "pairs": [{"name": name, **_pair(c, traces[base], traces[name]), **_as_far(c, traces[base], traces[name])} for name, c in pairs.items()],
         "by_time": [_aligned(traces[base], traces[name]) for name in others] if timed else None,
     }
 
@@ -71,9 +72,15 @@ def _aligned(a: Trace, b: Trace) -> dict[str, list[int]]:
     return {"there": [align(a, b, Cursor(n), "time").step for n in range(len(a) + 1)], "back": [align(b, a, Cursor(n), "time").step for n in range(len(b) + 1)]}
 
 
-def _pair(c: Comparison) -> dict[str, Any]:
-    p = c.parting
+def _pair(c: Comparison, a: Trace, b: Trace) -> dict[str, Any]:
+    """What was found of two runs. `so_far`: they are equal up to this step, where one of them stands and can go on."""
+    shorter = min(len(a), len(b))
+    ended = all(_ended(t) for t in (a, b) if len(t) == shorter)
+    p, so_far = c.parting, None
+    if p is not None and not ended and p.step > shorter:
+        p, so_far = None, shorter
     return {
+        "so_far": so_far,
         "equal": c.equal,
         "schedules_equal": c.schedules_equal,
         "blocks_equal": c.blocks_equal,
@@ -81,18 +88,22 @@ def _pair(c: Comparison) -> dict[str, Any]:
         "proof": c.proof,
         "differing": len(c.token_differences),
         "parting": None if p is None else {"step": p.step, "ours": list(map(_told, p.ours)), "theirs": list(map(_told, p.theirs)), "changed": list(p.changed)},
-        "causes": list(map(_told, c.causes)),
+        "causes": list(map(_told, c.causes)) if so_far is None else [],
         "notes": c.notes,
     }
+
+
+def _ended(t: Trace) -> bool:
+    return all(r.finished for r in t.state().by_index)
 
 
 def _as_far(c: Comparison, a: Trace, b: Trace) -> dict[str, Any]:
     """Where one run has only not come as far as the other, that is no difference: says how far they are equal."""
     if not c.token_differences or not all(d.ours is None or d.theirs is None for d in c.token_differences):
         return {}
+    if _ended(a) and _ended(b):
+        return {}  # one said more
     x, y = a.state(), b.state()
-    if all(r.finished for t in (x, y) for r in t.by_index):
-        return {}  # both have ended: one said more
     n = sum(min(len(r.output_token_ids), len(y.requests[r.request_id].output_token_ids)) for r in x.by_index if r.request_id in y.requests)
     return {"proof": f"outputs are equal as far as both have come: {count(n, 'token')}, compared one by one; let both run to their end", "partial": True}
 

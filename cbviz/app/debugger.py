@@ -158,6 +158,8 @@ class Debugger:
     def _show(self, session: Session) -> None:
         """Another branch is looked at."""
         p = self.p
+        if isinstance(p.session, Session):
+            self.family.runs[p.session] = p.run if p.own else ""
         p.run = self.family.runs.get(session) or p.run
         self.stop = None
         p.show(session)
@@ -174,8 +176,6 @@ class Debugger:
         await p.stop()
         if name == s.name:
             return
-        if isinstance(s, Session):
-            self.family.runs[s] = p.run if p.own else ""
         found = await p.work(lambda: self.family.wake(s, name, p.progress))
         self._show(found)
 

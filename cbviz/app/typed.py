@@ -50,7 +50,7 @@ def predicate(source: str) -> Callable[..., Any]:
     if not callable(f):
         raise ConfigError("the code makes no function: write lambda record, state: ...")
     f.__name__ = " ".join(source.split())[:60]
-    return f  # type: ignore[no-any-return]
+    return f
 
 
 def _told(e: BaseException) -> str:

@@ -35,10 +35,14 @@ class FakePage:
         self.pictures = 0
         self.unacknowledged = 0
         self.acks = True
+        self.last: dict[str, dict[str, Any]] = {}
+        """The last message of each type."""
+        self.compared: list[Page] = []
         self.player: Player | None = None
 
     def send(self, m: dict[str, Any], buffers: list[bytes]) -> None:
         kind = m["type"]
+        self.last[kind] = m
         if kind == "picture":
             self.pictures += 1
             self.page.read((m, buffers))
@@ -57,6 +61,11 @@ class FakePage:
             self.why = m
         elif kind == "metrics":
             self.metrics = m
+        elif kind == "compared":
+            self.compared = []
+        elif kind == "comparedrun":
+            self.compared.append(Page())
+            self.compared[-1].read((m, buffers))
         elif kind == "save":
             self.files.append(buffers[0])
 
