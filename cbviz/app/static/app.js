@@ -95,7 +95,7 @@ export async function render({ model, el, Plotly }) {
     if (done) { e.preventDefault(); e.stopPropagation(); }
   });
   // In Voilà the page is ours: keys work wherever the focus is. In JupyterLab only inside the widget.
-  const outer = (e) => { if (ownPage() && !root.contains(e.target)) root.dispatchEvent(new KeyboardEvent("keydown", { key: e.key, bubbles: false, cancelable: true, ctrlKey: e.ctrlKey, metaKey: e.metaKey, altKey: e.altKey })) || e.preventDefault(); };
+  const outer = (e) => { if (ownPage() && !root.contains(e.target)) root.dispatchEvent(new KeyboardEvent("keydown", { key: e.key, bubbles: false, cancelable: true, ctrlKey: e.ctrlKey, metaKey: e.metaKey, altKey: e.altKey, shiftKey: e.shiftKey })) || e.preventDefault(); };
   document.addEventListener("keydown", outer); root.addEventListener("mousedown", (e) => { if (!e.target.closest("button, input, select, textarea, .cb-frame, dialog, label, a")) setTimeout(() => { if (!root.contains(document.activeElement)) root.focus({ preventScroll: true }); }, 0); });
 
   // drawing --------------------------------------------------------------------------------------------------------------
