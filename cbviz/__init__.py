@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from cbviz import views
     from cbviz.app.explorer import explorer
+    from cbviz.app.export import export_html
     from cbviz.breakpoints import on, watch
     from cbviz.config import ConfigError, EngineConfig
     from cbviz.core.policy import policy
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigError", "Cursor", "EngineConfig", "RequestError", "RequestSpec", "Sampling", "Session", "Trace", "__version__",
-    "align", "compare", "explain", "explorer", "load", "metrics", "on", "policy", "reservation", "views", "watch",
+    "align", "compare", "explain", "explorer", "export_html", "load", "metrics", "on", "policy", "reservation", "views", "watch",
     "why_block", "why_chunk", "why_missed", "why_preempted", "why_waiting",
 ]
 
@@ -49,6 +50,7 @@ _HOMES = {
     "compare": "cbviz.trace.compare",
     "explain": "cbviz.trace.explain",
     "explorer": "cbviz.app.explorer",
+    "export_html": "cbviz.app.export",
     "load": "cbviz.trace.trace",
     "metrics": "cbviz.trace.metrics",
     "on": "cbviz.breakpoints",

@@ -62,8 +62,20 @@ def app_js() -> str:
 
 
 @functools.cache
+def export_js() -> str:
+    """The script of an exported page, which defines `boot`."""
+    return link("export.js")
+
+
+@functools.cache
 def css() -> str:
     return (STATIC / "explorer.css").read_text("utf-8")
+
+
+@functools.cache
+def export_css() -> str:
+    """What an exported page adds to `css`."""
+    return (STATIC / "export.css").read_text("utf-8")
 
 
 @functools.cache

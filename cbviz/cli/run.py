@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 20
 """Refusals that are told one by one."""
-EXPORTS = ("csv", "perfetto", "prometheus")
+EXPORTS = ("html", "csv", "perfetto", "prometheus")
 
 
 @plain_errors
@@ -188,7 +188,7 @@ def export(
     to: Annotated[str, typer.Option(help=f"One of {', '.join(EXPORTS)}.")],
     out: Annotated[Path | None, typer.Option(help="File to write; csv writes two, NAME.requests.csv and NAME.steps.csv. By default beside RUN.", show_default=False)] = None,
 ) -> None:
-    """A recorded run for other programs: tables, a timeline for Perfetto, or its figures under vLLM's metric names."""
+    """A recorded run for others: a page that opens from disk, tables, a timeline for Perfetto, or its figures under vLLM's metric names."""
     from cbviz.interop import perfetto, prometheus, tables
     from cbviz.trace.trace import load
 
@@ -198,7 +198,11 @@ def export(
     with Bar(f"writing {to}"):
         trace = load(run_file)
         stem = run_file.with_name(run_file.name.removesuffix(".gz").removesuffix(".jsonl")) if out is None else out.with_name(out.name.removesuffix(".csv"))
-        if to == "csv":
+        if to == "html":
+            from cbviz.app.export import page
+
+            files = {out or stem.with_name(stem.name + ".html"): page(trace, title=trace.header.workload or stem.name)}
+        elif to == "csv":
             files = {stem.with_name(stem.name + ".requests.csv"): tables.requests_csv(trace), stem.with_name(stem.name + ".steps.csv"): tables.steps_csv(trace)}
         elif to == "prometheus":
             files = {out or stem.with_name(stem.name + ".prom"): prometheus.to_prometheus(trace)}

@@ -181,6 +181,9 @@ def test_export(cbviz: Call, cache: Path, tmp_path: Path) -> None:
     assert [len(list(csv.reader(io.StringIO(f.read_text(encoding="utf-8"))))) for f in files] == [21, 365]
     r = cbviz("export", run, "--to", "perfetto", "--out", tmp_path / "x.json")
     assert json.loads(Path(r.out.strip()).read_text(encoding="utf-8"))["traceEvents"]
+    page = Path(cbviz("export", run, "--to", "html").out.strip())
+    assert page == tmp_path / "run.html"
+    assert "<title>article: a recorded run, cbviz</title>" in page.read_text(encoding="utf-8")
 
 
 def test_the_bar_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_the_linked_module_is_one_valid_module(node: str, tmp_path: Path) -> Non
 
 
 def test_every_module_is_linked() -> None:
-    text = assets.app_js()
+    text = assets.app_js() + assets.export_js()
     for f in assets.STATIC.glob("*.js"):
         assert f"// --- {f.name}\n" in text, f"{f.name} is imported by nobody"
 

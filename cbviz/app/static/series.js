@@ -20,15 +20,18 @@ export class SeriesView {
     return { margin: { l: 40, r: this.share ? 8 : 40, t: 4, b: 18 }, xaxis: { range: [0.5, 60.5], fixedrange: true, nticks: 5, tickformat: ",d" }, yaxis: this.share ? { ...y, ticksuffix: "%" } : { ...y, ...c(0, "GB/s") },
       ...(this.share ? {} : { yaxis2: { ...y, ...c(1, "GFLOP/s"), overlaying: "y", side: "right", showgrid: false, color: th.mute, zeroline: false } }) };
   }
-  // Something was added to the history (reset: it was replaced).
-  advance(reset) { if (reset) this.n = 0; if (this.timer || !(this.app.R.steps > this.n || reset)) { this.f.dov = true; return; } this.fresh = this.fresh || reset; this.timer = setTimeout(() => this.draw(), Math.max(0, this.wait - (performance.now() - this.last))); }
+  // The steps on screen, from the first one's left edge: the last ones recorded, or where the cursor is if that is earlier.
+  from() { const { steps, step } = this.app.R, w = this.width(), q = w / 4, lo = Math.max(0, Math.ceil(steps / q) * q - w); return step > lo ? lo : Math.max(0, Math.ceil(step / q) * q - 3 * q); }
+  width() { const n = this.app.R.steps; return n <= 60 ? 60 : n <= 120 ? 120 : n <= 240 ? 240 : 480; }
+  // The cursor moved, or something was added to the history (reset: it was replaced).
+  advance(reset) { if (reset) this.n = 0; if (this.timer || !(this.app.R.steps > this.n || this.from() !== this.lo || reset)) { this.f.dov = true; return; } this.fresh = this.fresh || reset; this.timer = setTimeout(() => this.draw(), Math.max(0, this.wait - (performance.now() - this.last))); }
   draw() {
     this.timer = 0; if (!this.f.ready) { this.timer = setTimeout(() => this.draw(), 100); return; }
     const R = this.app.R, t0 = performance.now(), x = [], a = [], b = []; let from = this.fresh ? 0 : this.n; from = Math.max(from, R.steps - this.cap);
     for (let i = from; i < R.steps; i++) { const [u, v] = this.figures(i); x.push(i + 1); a.push(u); b.push(v); }
-    if (this.fresh) this.Plotly.restyle(this.f.gd, { x: [x, x.slice()], y: [a, b] }); else this.Plotly.extendTraces(this.f.gd, { x: [x, x], y: [a, b] }, [0, 1], this.cap);
-    const w = R.steps <= 60 ? 60 : R.steps <= 120 ? 120 : R.steps <= 240 ? 240 : 480, hi = Math.ceil(R.steps / (w / 4)) * (w / 4), lo = Math.max(0, hi - w), fl = this.f.gd._fullLayout;
-    if (fl.xaxis.range[1] !== lo + w + 0.5) this.Plotly.relayout(this.f.gd, { "xaxis.range": [lo + 0.5, lo + w + 0.5] });
+    if (this.fresh) this.Plotly.restyle(this.f.gd, { x: [x, x.slice()], y: [a, b] }); else if (x.length) this.Plotly.extendTraces(this.f.gd, { x: [x, x], y: [a, b] }, [0, 1], this.cap);
+    const w = this.width(), lo = this.lo = this.from(), range = this.f.gd._fullLayout.xaxis.range;
+    if (range[0] !== lo + 0.5 || range[1] !== lo + w + 0.5) this.Plotly.relayout(this.f.gd, { "xaxis.range": [lo + 0.5, lo + w + 0.5] });
     this.fresh = false; this.n = R.steps; this.last = performance.now(); this.wait = Math.max(this.ms, Math.min(3000, 10 * (this.last - t0)));      // lines never take more than about a tenth of the main thread
   }
   over(f, x, g) { const { R, th } = this.app, c = g.l + (R.step - g.x0) * g.sx; if (R.step < 1 || c < g.l || c > g.l + g.w) return; x.fillStyle = th.accent; x.globalAlpha = 0.8; x.fillRect(Math.round(c) - 0.5, g.t, 1.5, g.h); x.globalAlpha = 1; }
