@@ -61,6 +61,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
     first, buffers = made
     ticks, offsets = wire.strip(trace)
     first["words"] = wire.all_words
+    first["meta"]["workload"] = Path(trace.header.workload).name  # a page is passed on; where a file lay on this machine is nobody's business
     figures, names, at = _figures(trace)
     said = _Sentences()
     for n in range(len(trace) + 1):
@@ -252,7 +253,7 @@ def page(trace: Trace, *, title: str | None = None, step: int | None = None) -> 
         raise TraceError("this trace has no steps: there is nothing to show")
     if step is not None and not 0 <= step <= len(trace):
         raise IndexError(f"step {step} is not in this trace: it has steps 0..{len(trace)}")
-    title = title or trace.header.workload or "a run"
+    title = title or Path(trace.header.workload).name or "a run"
     step = _fullest(trace) if step is None else step
     script = "\n" + assets.export_js().replace("</script", "<\\/script") + "boot();\n"
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -290,7 +291,7 @@ def _about(trace: Trace, title: str) -> str:
     times = whose_time({"clock": clock(trace) or h.clock, "device": h.device}) if trace.has("time") else "this trace holds no times"
     line = " · ".join([f"<b>{e(title)}</b>", f"{len(trace):,} steps, {e(made)}", e(times), "a recording: nothing in this page computes"])
     settings = [(k, str(v)) for k, v in h.config.items() if v is not None]
-    facts = [("model", h.model), ("runner", h.runner), ("workload", h.workload), *settings, *((f"no {k}", why) for k, why in h.missing.items())]
+    facts = [("model", h.model), ("runner", h.runner), ("workload", Path(h.workload).name), *settings, *((f"no {k}", why) for k, why in h.missing.items())]
     rows = "".join(f"<div><dt>{e(k)}</dt><dd>{e(v)}</dd></div>" for k, v in facts if v)
     notes = "".join(f"<p>{e(n)}</p>" for n in h.notes)
     more = f'<details><summary>Settings</summary><div class="cb-foot-more">{notes}<dl class="cb-facts">{rows}</dl></div></details>'

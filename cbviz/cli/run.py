@@ -201,7 +201,7 @@ def export(
         if to == "html":
             from cbviz.app.export import page
 
-            files = {out or stem.with_name(stem.name + ".html"): page(trace, title=trace.header.workload or stem.name)}
+            files = {out or stem.with_name(stem.name + ".html"): page(trace, title=None if trace.header.workload not in ("", "requests") else stem.name)}
         elif to == "csv":
             files = {stem.with_name(stem.name + ".requests.csv"): tables.requests_csv(trace), stem.with_name(stem.name + ".steps.csv"): tables.steps_csv(trace)}
         elif to == "prometheus":

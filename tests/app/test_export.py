@@ -196,6 +196,18 @@ def test_it_says_what_it_is_and_asks_nobody(tmp_path: Path) -> None:
     assert not re.search(r"<link|@import|\bsrc=", rest)
 
 
+def test_a_file_s_folder_is_nobody_s_business(tmp_path: Path) -> None:
+    trace = run()
+    trace.header.workload = "secret/folder/mine.jsonl"
+    text = export.export_html(trace, tmp_path / "a.html").read_text("utf-8")
+    assert "<title>mine.jsonl: a recorded run, cbviz</title>" in text
+    about = re.search(r"<footer.*</footer>", text)
+    assert about
+    assert "secret" not in about[0]
+    assert b"mine.jsonl" in export.pack(trace)
+    assert b"secret" not in export.pack(trace)
+
+
 def test_a_run_again_is_the_same_page(tmp_path: Path) -> None:
     trace = run()
     assert export.export_html(trace, tmp_path / "a.html").read_bytes() == export.export_html(trace, tmp_path / "b.html").read_bytes()
