@@ -348,7 +348,9 @@ def _sampled(s: State, e: ev.Sampled, record: StepRecord) -> None:
     r = s.requests[e.request_id]
     if r.first_token_step < 0:
         r.first_token_step, r.first_token_s = record.step, record.t1_s
-    r.num_computed_tokens -= e.num_rejected
+    if e.num_rejected:
+        s.touched.update(r.block_ids[(r.num_computed_tokens - e.num_rejected) // s.block_size :])
+        r.num_computed_tokens -= e.num_rejected
     r.output_token_ids.extend(e.token_ids)
     r.output_steps.extend([record.step] * len(e.token_ids))
     if record.texts is not None:
