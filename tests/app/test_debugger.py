@@ -344,7 +344,8 @@ def test_questions_about_a_request_and_a_block() -> None:
         async with opened(s) as (page, _):
             page.do("ask", request=waiting)
             await page.until(lambda: page.why.get("about"))
-            assert [x["text"] for x in page.why["about"]["items"]][: len(why_waiting(s.trace, 36, waiting).sentences)] == list(map(str, why_waiting(s.trace, 36, waiting).sentences))
+            truth = list(map(str, why_waiting(s.trace, 36, waiting).sentences))
+            assert [x["text"] for x in page.why["about"]["items"]][: len(truth)] == truth
             page.do("seek", step=30)  # the question stays, the answer follows the cursor
             await page.until(lambda: page.why.get("step") == 30 and page.why.get("about"))
             assert [x["text"] for x in page.why["about"]["items"]] == list(map(str, why_waiting(s.trace, 30, waiting).sentences))
