@@ -107,7 +107,8 @@ def _torch() -> Finding:
     try:
         from cbviz.model import ops
 
-        return Finding("torch", "ok", f"{version}, operators: {ops.pick('auto', 'cpu').name}")
+        picked = ops.pick("auto", "cpu")
+        return Finding("torch", "ok", f"{version}, operators on the CPU: {picked.name} ({picked.about})")
     except Exception as e:  # a broken wheel fails in many ways
         return Finding("torch", "missing", f"{version}, but it cannot be loaded: {type(e).__name__}: {e}", NO_MODEL, "pip install --force-reinstall torch")
 
@@ -191,7 +192,9 @@ def _triton() -> Finding:
 
 def _compiler() -> Finding:
     path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "cl"))), None)
-    return Finding("compiler", "info", path or "none found", "nothing in this version is compiled on your machine")
+    if path is not None:
+        return Finding("compiler", "ok", f"{path}; builds the CPU's kernels once, on first use")
+    return Finding("compiler", "limited", "none found", "the real model runs on torch's operators: a decode step takes 1.6 to 3 times as long", "install gcc or clang")
 
 
 def _numba() -> Finding:

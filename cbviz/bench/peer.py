@@ -1,4 +1,4 @@
-"""A vLLM in another interpreter, asked over pipes. Knows how to find, start and end it; what is asked lies in `vllm_worker`."""
+"""Another engine in another interpreter, asked over pipes. Knows how to find, start and end it; what is asked lies in `vllm_worker` and `engine_worker`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cbviz.bench import vllm_worker
 from cbviz.config import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class PeerError(ChildProcessError):
@@ -28,23 +31,12 @@ def find_python(given: str | None) -> str | None:
     return sys.executable if importlib.util.find_spec("vllm") is not None else None
 
 
-class VllmPeer:
-    """A worker process. Use as a context manager; starting takes as long as vLLM's import (10 to 40 seconds).
+class Worker:
+    """A script in another Python that answers lines of JSON. Use as a context manager, or close it."""
 
-    Raises ConfigError if that Python has no vLLM that can be imported.
-    """
-
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, script: str, *args: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen([python, vllm_worker.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, encoding="utf-8")
-        try:
-            self.version = str(self.ask("hello")["vllm"])
-        except PeerError as e:
-            self.close()
-            raise ConfigError(f"no vLLM can be imported by {python}: {e}") from e
-        except BaseException:
-            self.close()
-            raise
+        self._process = subprocess.Popen([python, script, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, encoding="utf-8")
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """One question, one answer."""
@@ -82,8 +74,26 @@ class VllmPeer:
             self._process.wait()
         self._stderr.close()
 
-    def __enter__(self) -> VllmPeer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class VllmPeer(Worker):
+    """vLLM's scheduler. Starting takes as long as vLLM's import (10 to 40 seconds).
+
+    Raises ConfigError if that Python has no vLLM that can be imported.
+    """
+
+    def __init__(self, python: str) -> None:
+        super().__init__(python, vllm_worker.__file__)
+        try:
+            self.version = str(self.ask("hello")["vllm"])
+        except PeerError as e:
+            self.close()
+            raise ConfigError(f"no vLLM can be imported by {python}: {e}") from e
+        except BaseException:
+            self.close()
+            raise

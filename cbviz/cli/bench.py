@@ -9,6 +9,7 @@ import typer
 
 from cbviz.cli.options import Json
 from cbviz.cli.terminal import Bar, plain_errors, print_json
+from cbviz.config import ConfigError
 
 VllmPython = Annotated[str | None, typer.Option(help="A Python that has vLLM; by default this one, if it has.", show_default=False)]
 
@@ -25,6 +26,35 @@ def scheduler(vllm_python: VllmPython = None, as_json: Json = False) -> None:
 
     with Bar("measuring") as bar:
         result = bench.run(vllm_python, bar.update)
+    if as_json:
+        print_json(result)
+    else:
+        print(bench.table(result))
+
+
+@plain_errors
+def engine(
+    seats: Annotated[int, typer.Option(min=1, max=64, help="Requests that may run at once.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often everybody runs, in turn.")] = 3,
+    share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Cut every output to this share: a quicker bench.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, max=200, help="Requests of the article's workload.")] = 20,
+    precision: Annotated[list[str] | None, typer.Option(help="exact, fast or int8; may be given more than once; by default all.", show_default=False)] = None,
+    without_transformers: Annotated[bool, typer.Option("--without-transformers", help="Leave transformers' generate out.")] = False,
+    vllm_python: VllmPython = None,
+    llama_python: Annotated[str | None, typer.Option(help="A Python that has llama-cpp-python.", show_default=False)] = None,
+    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    as_json: Json = False,
+) -> None:
+    """The whole engine on the article's workload and alone, against transformers, vLLM and llama.cpp in turn."""
+    from cbviz.bench import engine as bench
+    from cbviz.model.matrix import PRECISIONS
+
+    wanted = tuple(precision or PRECISIONS)
+    if strange := next((p for p in wanted if p not in PRECISIONS), None):
+        raise ConfigError(f"precision is {strange!r}, it must be one of {', '.join(PRECISIONS)}")
+    with Bar("measuring") as bar:
+        result = bench.run(model=model, precisions=wanted, seats=seats, rounds=rounds, share=share, num_requests=requests, vllm_python=vllm_python, llama_python=llama_python,
+                           with_transformers=not without_transformers, progress=bar.update)
     if as_json:
         print_json(result)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import stat
@@ -21,6 +22,7 @@ from cbviz.model.kv_store import KVStore
 from cbviz.model.loader import LoadedModel, load
 from cbviz.model.matrix import Int8Matrix
 from cbviz.model.ops import Batch, OpSet
+from cbviz.model.quality import quality
 
 PRECISIONS = ("exact", "fast", "int8")
 MODES = [(p, k) for p in PRECISIONS for k in ("compiled", "torch")]
@@ -132,6 +134,16 @@ def test_window_of_the_engine(sets: dict[str, OpSet]) -> None:
         want, got = (whole(m, sets[k], "exact", sequence, window) for k in ("reference", "compiled"))
         torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
     assert (whole(m, sets["compiled"], "exact", sequence, 5) - whole(m, sets["compiled"], "exact", sequence))[5:].abs().max() > 0.01
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("precision, error, agreement", [("fast", 0.2, 0.995), ("int8", 4.0, 0.95)])
+def test_distance_from_float32_on_the_recorded_texts(precision: str, error: float, agreement: float, conformance: Path) -> None:
+    """Measured with the compiled kernels on the 1,977 positions of all recordings: fast 0.11 and 99.9 %, int8 2.9 and 96.4 %; the largest logit is 45."""
+    requests = json.loads((conformance / "smollm2-greedy.json").read_text("utf-8"))["requests"][:10]
+    q = quality(load("smollm2"), precision, [r["prompt_token_ids"] + r["output_token_ids"] for r in requests])
+    assert q.positions > 500 and q.max_logit > 20
+    assert 0 < q.max_logit_error < error and q.agreement >= agreement
 
 
 # company
