@@ -1,4 +1,4 @@
-"""What repo2docker reads: the environment brings no CUDA, the scripts are scripts, and a server behind a base URL and a token serves the explorer."""
+"""What repo2docker reads: the environment brings no CUDA, and the scripts are scripts. tests/browser/test_binder.py has the server."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ import re
 import stat
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.browser.conftest import Tab, a_port, serving
-
 ROOT = Path(__file__).resolve().parents[2]
 BINDER = ROOT / "binder"
 SCRIPTS = ("postBuild", "start")
-pytest_plugins = ["tests.browser.conftest"]
 
 
 def test_environment() -> None:
@@ -57,32 +50,3 @@ def test_start_hands_over(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "JUPYTER_PATH": "/mine"}
     done = subprocess.run([str(BINDER / "start"), sys.executable, "-c", show, "a b", "--x=*"], env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
     assert yaml.safe_load(done.stdout) == [["a b", "--x=*"], f"{ROOT}/cbviz/app/jupyter:/mine", f"{ROOT}/binder/jupyter"]
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_behind_a_base_url_and_a_token(open_tab: Callable[..., Tab], cache: Path, tmp_path: Path) -> None:
-    """As on Binder: JupyterLab under the user's path, with a token, and our page through Voilà's extension; light, because memory is short."""
-    port = a_port()
-    base = f"http://127.0.0.1:{port}/user/abc/"
-    command: list[Any] = [BINDER / "start", sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}",
-                          f"--ServerApp.root_dir={ROOT}", "--ServerApp.base_url=/user/abc/", "--IdentityProvider.token=tok"]
-    env = {**os.environ, "CBVIZ_CACHE": str(cache), "MEM_LIMIT": str(500_000_000), "HOME": str(tmp_path), "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings"),
-           "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces")}
-    env.pop("CBVIZ_MODEL", None)
-    with serving([str(c) for c in command], env, base, tmp_path / "log"):
-        page = f"{base}voila/render/notebooks/explorer.ipynb"
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(urllib.request.Request(f"{base}api/kernels"), timeout=30)
-        assert refused.value.code == 403
-        tab = open_tab(f"{page}?token=tok&scenario=preemption&num_blocks=40")
-        tab.ready()
-        tab.step(3)
-        said = tab.page.inner_text(".cb-head"), tab.page.inner_text(".cb-notes")
-        assert "recorded tokens" in said[0]
-        assert "Light mode" in said[1]
-        assert len(tab.state()["owners"]) == 40
-        assert tab.page.evaluate("cbviz.text('r1')")
-        # Our template, not Voilà's own: nothing around the explorer.
-        assert tab.page.evaluate("document.querySelector('.cb-root').getBoundingClientRect().top") == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,14 +24,14 @@ def run_of(tab: Tab) -> str:
     return parse_qs(urlsplit(tab.page.url).query)["run"][0]
 
 
-def test_students_do_not_see_each_other(voila: Address, cache: Path, open_tab: Open) -> None:
+def test_students_do_not_see_each_other(classroom: str, cache: Path, open_tab: Open) -> None:
     """Four browsers at once, each with its own link: runs of their own under names nobody guesses, stepped independently, settings as the links say."""
-    tabs = [open_tab(f"{voila}?{link}") for link in LINKS]
+    tabs = [open_tab(f"{classroom}?{link}") for link in LINKS]
     for i, tab in enumerate(tabs):
         tab.ready()
         tab.step(2 + i)
     tabs[0].step(6)  # the others stay where they are
-    tabs[2].page.select_option("select.cb-policy", "sjf")
+    tabs[2].page.select_option("#cb-f-policy", "sjf")
     tabs[2].page.wait_for_function("document.querySelector('.cb-what').textContent.includes('sjf')")
     assert [t.state()["step"] for t in tabs] == [6, 3, 4, 5]
     runs = [run_of(t) for t in tabs]
@@ -77,28 +78,44 @@ def test_presenter_and_back_to_the_links_start(voila: Address, open_tab: Open) -
     # The student changes things, then goes back to what the link says.
     page.fill("#cb-f-max_num_seqs", "2")
     page.press("#cb-f-max_num_seqs", "Enter")
-    page.select_option("select.cb-discipline", "static")
+    page.select_option("#cb-f-policy", "sjf")
+    page.fill("#cb-f-num_blocks", "64")
+    page.press("#cb-f-num_blocks", "Enter")
     page.click(".cb-apply")
-    page.wait_for_function("document.querySelector('.cb-what').textContent.includes('static')")
+    page.wait_for_function("cbviz.state().steps === 0 && cbviz.state().owners.length === 64")
     tab.ready()
     tab.step(1)
     page.click(".cb-lesson")
-    page.wait_for_function("!document.querySelector('.cb-what').textContent.includes('static') && cbviz.state().steps === 0")
+    page.wait_for_function("cbviz.state().steps === 0 && cbviz.state().owners.length === 33")
     tab.ready()
+    assert page.input_value("#cb-f-policy") == "fcfs"
     assert page.input_value("#cb-f-max_num_seqs") == "5"
     assert page.input_value("#cb-f-seed") == "3"
     tab.step(2)
 
 
-@pytest.fixture(scope="module")
-def open_server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that was started with --allow-code."""
+@contextmanager
+def explorer_server(cache: Path, tmp_path_factory: pytest.TempPathFactory, **env: str) -> Iterator[str]:
+    """As `cbviz explore` serves it; with its own time after which a kernel without a page ends, since here four pages load at once."""
     folder, port = tmp_path_factory.mktemp("voila"), a_port()
     notebook = folder / "explorer.ipynb"
     shutil.copyfile(serve.notebooks() / "explorer.ipynb", notebook)
     url = f"http://127.0.0.1:{port}/"
-    env = serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim", CBVIZ_ALLOW_CODE="1")
-    with serving(serve.explore_command(notebook, "127.0.0.1", port), env, url, folder / "log"):
+    with serving(serve.explore_command(notebook, "127.0.0.1", port), serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim", **env), url, folder / "log"):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def classroom(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server for several pages at once."""
+    with explorer_server(cache, tmp_path_factory) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def open_server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that was started with --allow-code."""
+    with explorer_server(cache, tmp_path_factory, CBVIZ_ALLOW_CODE="1") as url:
         yield url
 
 
