@@ -96,7 +96,17 @@ class Family:
         self.check_room(shown)
         if name is not None and name != self.free_name(shown, name):
             raise ConfigError(f"a branch named {name!r} exists already")
-        new = shown.fork(at, name=name, add=add, remove=remove, **changes)
+        # What the user did since the last step stands in no record yet: the branch takes it along.
+        waiting = shown.engine.inputs if at == len(shown.trace) else []
+        added = [i["spec"] for i in waiting if i["op"] == "add"]
+        gone = [*(i["request_id"] for i in waiting if i["op"] == "abort"), *remove]
+        for i in waiting:
+            if i["op"] == "configure":
+                changes = {**i["changes"], **changes}
+        new = shown.fork(at, name=name, add=add, remove=[r for r in dict.fromkeys(gone) if r not in {x.request_id for x in added}], **changes)
+        for spec in added:
+            if spec.request_id not in gone:
+                new.engine.add(spec)
         new.name = self.free_name_of(shown, new)
         self._adopt(new, shown, opening.new_run() if self.autosave else "")
         return new

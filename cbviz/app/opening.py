@@ -260,7 +260,7 @@ FORK_LABELS = {"discipline": "discipline", "policy": "policy", "victim": "victim
 
 def fork_fields(session: Session, at: int) -> list[dict[str, Any]]:
     """The fields of a fork at step `at`, with the values in force there; `open`: may be changed there. Plain JSON."""
-    now = session.trace.state(at).config
+    now = config_of(session) if at == len(session.trace) else session.trace.state(at).config
     rows = []
     for name, label in FORK_LABELS.items():
         if name == "modelled_device" and session.config.clock != "modelled":

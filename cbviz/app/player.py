@@ -279,6 +279,8 @@ class Player:
                 self.tell()
                 if what != "request":
                     self.controls()
+            if what in ("step", "seek") and s.stopped_by is not None and s.stopped_by is not self.debugger.stop and s.stopped_by.step == s.cursor.step:
+                self.debugger.halted(s.stopped_by)  # a cell ran it
             if what == "branch":
                 self.debugger.tell_family()
             elif what in ("breakpoints", "watches"):

@@ -459,3 +459,62 @@ def test_a_recording_has_no_engine_to_fork_or_rewind() -> None:
             assert names(page) == {"recording": {"name": "recording", "parent": "", "at": 0, "steps": 9, "shown": True, "live": False, "done": True, "root": True}}
 
     asyncio.run(go())
+
+
+def test_breakpoints_of_a_cell_are_told_too() -> None:
+    async def go() -> None:
+        s = Session("preemption", runner="sim", num_blocks=33, enable_prefix_caching=False)
+        async with opened(s) as (page, _):
+            s.break_on("preempted")
+            await page.until(lambda: page.last["breaks"]["items"])
+            s.run()
+            await page.until(lambda: page.last.get("stop", {}).get("names") == ["preempted"])
+            first = page.last["stop"]["step"]
+            assert len(s.trace) == first
+            await page.at(first)
+            s.run(max_steps=100)
+            s.run_back()
+            await page.until(lambda: page.page.step == page.last["stop"]["step"] < len(s.trace))
+            other = s.fork(3, name="from a cell")
+            await page.until(lambda: "from a cell" in names(page))
+            page.do("branch", name="from a cell")
+            await page.at(3)
+            assert page.page.steps == len(other.trace) == 3
+
+    asyncio.run(go())
+
+
+def test_a_fork_takes_along_what_no_step_has_taken_yet() -> None:
+    async def go() -> None:
+        async with opened(settings=Settings("preemption", "sim")) as (page, player):
+            await stepped(page, 12)
+            page.do("set", field="max_num_seqs", value="5")
+            page.do("add", prompt="waiting for the next step", max_tokens=6)
+            await page.until(lambda: any(m.get("cmd") == "add" for m in page.said))
+            mine = next(m["id"] for m in page.said if m.get("cmd") == "add")
+            page.do("abort", id="r1")
+            page.do("forkform")
+            await page.until(lambda: "forkform" in page.last)
+            assert next(f["value"] for f in page.last["forkform"]["fields"] if f["name"] == "max_num_seqs") == 5
+            page.do("fork", at=12, changes={"policy": "sjf"}, name="child")
+            await page.until(lambda: page.last["family"]["name"] == "child")
+            await stepped(page, 13)
+            s = player.session
+            assert isinstance(s, Session)
+            assert (s.config.max_num_seqs, s.config.policy) == (5, "sjf")
+            assert s.state().requests["r1"].finish_reason == "abort"
+            assert s.trace.specs[mine].prompt == "waiting for the next step"
+            page.do("branch", name="main")
+            await page.at(12)
+            await stepped(page, 13)
+            assert player.session.config.max_num_seqs == 5  # type: ignore[union-attr]
+            page.do("fork", at=3, changes={}, name="early")  # before all that: it repeats what was done when it comes to it
+            await page.until(lambda: page.last["family"]["name"] == "early")
+            page.do("seek", step=3)
+            await stepped(page, 13)
+            early = player.session
+            assert isinstance(early, Session)
+            assert compare(early.trace, early.parent.trace).equal  # type: ignore[union-attr]
+            assert early.config.max_num_seqs == 5
+
+    asyncio.run(go())

@@ -49,6 +49,7 @@ export async function render({ model, el, Plotly }) {
     const body = h("div", { class: "cb-body" }), t = h("h2", { text }), sub = h("span", { class: "cb-subtitle" });
     const max = h("button", { type: "button", class: "cb-tool cb-max", title: "Enlarge", "aria-label": `Enlarge ${text}`, onclick: () => enlarge(name) }, icon(ICON.max, 11));
     const p = h("section", { class: `cb-panel cb-${name} ${cls}`, "aria-label": text }, h("div", { class: "cb-phead" }, t, sub, h("span", { class: "cb-grow" }), ...extra, max), body);
+    if (["why", "table", "metrics"].includes(name)) body.tabIndex = 0;      // may scroll, and holds nothing else that the keyboard could reach
     panels[name] = { p, body, title: t, sub, max }; return p;
   }
   const fit = (get) => h("button", { type: "button", class: "cb-tool", title: "Show everything (double click)", "aria-label": "Show everything", onclick: () => views && get().f.fit() }, icon(ICON.fit, 11));
@@ -88,7 +89,7 @@ export async function render({ model, el, Plotly }) {
   const able = (b, f) => () => { if (!b.hidden && !b.disabled) f(); }, SHIFTED = { F: able(forkButton, () => fork.pop.toggle()), B: able(breakButton, () => breaks.pop.toggle()), C: able(compareButton, () => compareShow(!compare.open)), N: able(breakButton, () => breaks.run("run-on")), L: able(breakButton, () => breaks.run("run-back")), A: able(accountTab, () => accounts(accountTab.getAttribute("aria-pressed") !== "true")), R: able(rewindButton, () => app.send("rewind", { step: app.R.step })) };
   root.addEventListener("keydown", (e) => {
     if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return; const t = e.target, typing = t.matches("textarea, select, input:not([type=range]):not([type=checkbox])"); if (keysBox.open && e.key !== "?" && e.key !== "Escape") return;
-    const k = e.key; let done = true; if (app.popup && app.popup.box.contains(t) && k !== "Escape" && k !== "?") return; if (k === "Escape") { if (keysBox.open) keysBox.close(); else if (app.popup) app.popup.close(); else if (compare.open) compareShow(false); else if (big) enlarge(big); else if (typing) root.focus(); else if (app.sel >= 0) app.select(-1); else done = false; }
+    const k = e.key; let done = true; if (k !== "Escape" && k !== "?" && ((app.popup && app.popup.box.contains(t)) || (t.matches(".cb-cmp-scrub") && k !== " "))) return; if (k === "Escape") { if (keysBox.open) keysBox.close(); else if (app.popup) app.popup.close(); else if (compare.open) compareShow(false); else if (big) enlarge(big); else if (typing) root.focus(); else if (app.sel >= 0) app.select(-1); else done = false; }
     else if (typing) return;
     else if (k === "?") help(); else if (k === "p" || k === "P") presenter.set(!presenter.on); else if (k === "/") { if (presenter.on) presenter.set(false); promptBox.text.focus(); } else if (k === " ") { if (t.tagName === "BUTTON" || t.type === "checkbox") return; app.send(app.live.playing ? "pause" : "play"); }
     else if (k === "ArrowRight") app.step(); else if (k === "ArrowLeft") app.send("back"); else if (k === "Home") app.seek(0); else if (k === "End") app.send("end"); else if (k === ".") app.send("event", { by: 1 }); else if (k === ",") app.send("event", { by: -1 }); else if (k in SHIFTED && e.shiftKey) SHIFTED[k](); else done = false;

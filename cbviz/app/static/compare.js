@@ -39,17 +39,17 @@ export class ComparePanel {
     const items = [...this.branches.map((b) => ["branch:" + b.name, b.name]), ...this.picks.filter((p) => p.startsWith("file:")).map((p) => [p, this.files.find((f) => "file:" + f.id === p)?.label ?? p.slice(5)])];
     sync(this.chips, items, (x) => x[0], ([key, name]) => h("button", { type: "button", class: "cb-chip cb-pick", "data-pick": key, title: "In or out of the comparison", text: cut(name, 40), onclick: () => this.pick(key) }), (n, [key]) => { setAttr(n, "aria-pressed", String(this.picks.includes(key))); });
   }
-  pick(key) { this.picks = this.picks.includes(key) ? this.picks.filter((p) => p !== key) : [...this.picks, key]; this.drawPicks(); this.ask(); }
+  pick(key) { this.picks = this.picks.includes(key) ? this.picks.filter((p) => p !== key) : [...this.picks, key]; const at = (p) => { const i = this.branches.findIndex((b) => "branch:" + b.name === p); return i < 0 ? 1e9 : i; }; this.picks.sort((a, b) => at(a) - at(b)); this.drawPicks(); this.ask(); }
   ask() {
-    fail(this.error, ""); if (this.picks.length < 2 || this.picks.length > MOST) { this.clear(); fail(this.error, this.branches.length + this.files.length < 2 ? "There is one run only: fork it, change something, and compare the two." : `Pick 2 to ${MOST} runs.`); return; }
+    fail(this.error, ""); if (this.picks.length < 2 || this.picks.length > MOST) { this.clear(); this.error.classList.add("cb-quiet"); fail(this.error, this.branches.length + this.files.length < 2 ? "There is one run only: fork it, change something, and compare the two." : `Pick 2 to ${MOST} runs.`); return; }
     this.pending = true; this.app.send("compare", { picks: this.picks });
   }
   clear() { this.runs = []; this.data = null; this.lanes.replaceChildren(); this.lanes._keys = null; this.after.hidden = true; }
-  said(m) { this.pending = false; fail(this.error, m.error); if (m.error) this.clear(); }
+  said(m) { this.pending = false; this.error.classList.remove("cb-quiet"); fail(this.error, m.error); if (m.error) this.clear(); }
   compared(m) { if (m.picks.join() !== this.picks.join()) return; this.next = m; this.coming = []; }
   comparedRun(m, bufs) {
     if (!this.next) return; const buf = {}; m.b.forEach((n, i) => { buf[n] = bufs[i]; }); const R = new Run(m); R.apply(m, buf); this.coming[m.i] = R; if (m.i < this.next.runs.length - 1) return;
-    this.data = this.next; this.runs = this.coming; this.next = null; this.pending = false; if (!this.data.by_time) this.by = "step"; this.align.value = this.by; this.align.options[1].disabled = !this.data.by_time; this.align.title = this.data.by_time ? "" : "The clocks differ: runs can be aligned by step only"; this.at = this.shownAt() ?? Math.min(this.at, this.most()); this.build();
+    this.data = this.next; this.runs = this.coming; this.next = null; this.pending = false; if (!this.data.by_time) this.by = "step"; this.align.value = this.by; this.align.options[1].disabled = !this.data.by_time; this.align.title = this.data.by_time ? "" : "The clocks differ: runs can be aligned by step only"; this.at = this.shownAt() ?? Math.min(this.at, this.most()); this.host.classList.toggle("cb-cmpmany", this.runs.length > 2); this.build();
   }
   most() { return Math.max(0, ...this.runs.map((R) => R.steps)); }
   get times() { return this.by === "time" ? this.data.by_time : null; }
