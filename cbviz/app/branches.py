@@ -99,6 +99,8 @@ class Family:
         # What the user did since the last step stands in no record yet: the branch takes it along.
         waiting = shown.engine.inputs if at == len(shown.trace) else []
         added = [i["spec"] for i in waiting if i["op"] == "add"]
+        if name is None and waiting and changes:
+            name = self.free_name(shown, ", ".join(f"{k}={v}" for k, v in changes.items()))  # by what is changed now
         gone = [*(i["request_id"] for i in waiting if i["op"] == "abort"), *remove]
         for i in waiting:
             if i["op"] == "configure":

@@ -233,7 +233,7 @@ class Debugger:
                 p.tell(loading=f"Running {branch.name}: step {len(branch.trace)}, {done} of {n} requests done", progress=done / n if n else -1)
         finally:
             self._finishing = False
-            p.tell(loading=None, progress=-1)
+            p.tell(loading=None, progress=-1, banner=None, offer=None, bad=False)
             p.flush()
             self.tell_family()
         p.post({"type": "said", "cmd": "finish", "name": branch.name, "error": ""})
