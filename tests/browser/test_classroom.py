@@ -55,6 +55,7 @@ def test_presenter_and_back_to_the_links_start(voila: Address, open_tab: Open) -
     tick = "parseFloat(getComputedStyle(document.querySelector('.cb-timeline .xtick text')).fontSize)"
     large = page.evaluate(f"[{height}, {tick}]")
     assert not page.is_visible(".cb-controls")
+    assert page.evaluate("document.querySelector('.cb-mid').getBoundingClientRect().width > 0.6 * innerWidth")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.keyboard.press("p")
     page.wait_for_selector(".cb-controls:visible")
