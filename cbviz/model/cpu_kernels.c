@@ -70,10 +70,23 @@ typedef struct {
     float *logits;
 } Step;
 
-/* ---- threads: a job is a counter of items. The caller works too and waits only for items that a helper has begun, so a helper that the system
-   does not let run costs nothing. (total, next) live in one word: a claim that succeeds belongs to the job that is current. ---- */
+/* ---- threads ----
+   A job is a counter of items; (total, next) live in one word, so a claim that succeeds belongs to the job that is current. The caller works too. On a
+   machine with other work a helper is often not let run just when it has begun an item: an item computes aside and asks `may_write` before it
+   writes, and a caller that has nothing else left takes such an item over. The helper then finds that it may not write, and goes on. So nobody
+   waits for the system's scheduler, but a late helper may still read (never write) what a job was given: the arguments are copied, and
+   `cbviz_quiet` says when the memory behind them is no longer needed. */
 
-typedef void (*item_fn)(const void *, long, char *);
+enum { IDLE, CLAIMED, AT_WORK, TAKEN_OVER, WRITING };
+
+typedef struct {
+    char *scratch;
+    _Atomic int state;
+    long item;
+    char args[256];
+} Worker;
+
+typedef void (*item_fn)(const void *, long, Worker *);
 
 static struct {
     pthread_mutex_t run, sleep;
@@ -83,9 +96,10 @@ static struct {
     int helpers;
     pid_t owner;
     item_fn fn;
-    const void *ctx;
-    char *scratch[MAX_THREADS];
-} pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 0, 0, 0, 0, {0}};
+    const void *args;
+    size_t size;
+    Worker workers[MAX_THREADS];       /* the first is the caller's */
+} pool = {.run = PTHREAD_MUTEX_INITIALIZER, .sleep = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static int limit = 1;     /* threads of this step, under pool.run */
 
@@ -107,17 +121,31 @@ INL int claim(long *item) {
     return 0;
 }
 
+/* Asked once by every item before its first write to memory that others see. 0: the item was taken over, leave. */
+INL int may_write(Worker *me) {
+    int at_work = AT_WORK;
+    return me == &pool.workers[0] || atomic_compare_exchange_strong(&me->state, &at_work, WRITING);
+}
+
 static void *helper(void *arg) {
-    char *scratch = arg;
-    long item;
+    Worker *me = arg;
     for (int idle = 0;;) {
-        if (claim(&item)) {
-            pool.fn(pool.ctx, item, scratch);
-            atomic_fetch_add_explicit(&pool.done, 1, memory_order_acq_rel);
+        /* From here on the caller waits until the item is begun, and cannot end the job. */
+        atomic_store(&me->state, CLAIMED);
+        if (claim(&me->item)) {
+            item_fn fn = pool.fn;
+            memcpy(me->args, pool.args, pool.size);
+            atomic_store(&me->state, AT_WORK);
+            fn(me->args, me->item, me);
+            if (atomic_load(&me->state) == WRITING) atomic_fetch_add_explicit(&pool.done, 1, memory_order_acq_rel);
+            atomic_store(&me->state, IDLE);
             idle = 0;
-        } else if (++idle < 2000) {
-            pause_cpu();
         } else {
+            atomic_store(&me->state, IDLE);
+            if (++idle < 2000) {
+                pause_cpu();
+                continue;
+            }
             pthread_mutex_lock(&pool.sleep);
             atomic_fetch_add(&pool.sleeping, 1);
             uint64_t t = atomic_load(&pool.ticket);
@@ -136,16 +164,17 @@ static int ready(int threads) {
         pool.owner = getpid();
         pool.helpers = 0;
         atomic_store(&pool.sleeping, 0);
+        for (int i = 0; i < MAX_THREADS; i++) atomic_store(&pool.workers[i].state, IDLE);
         pthread_mutex_init(&pool.sleep, 0);
         pthread_cond_init(&pool.wake, 0);
     }
     if (threads > MAX_THREADS) threads = MAX_THREADS;
-    if (!pool.scratch[0] && !(pool.scratch[0] = aligned_alloc(64, SCRATCH))) return 0;
+    if (!pool.workers[0].scratch && !(pool.workers[0].scratch = aligned_alloc(64, SCRATCH))) return 0;
     while (pool.helpers + 1 < threads) {
-        char **s = &pool.scratch[pool.helpers + 1];
+        Worker *w = &pool.workers[pool.helpers + 1];
         pthread_t id;
-        if (!*s && !(*s = aligned_alloc(64, SCRATCH))) break;
-        if (pthread_create(&id, 0, helper, *s)) break;
+        if (!w->scratch && !(w->scratch = aligned_alloc(64, SCRATCH))) break;
+        if (pthread_create(&id, 0, helper, w)) break;
         pthread_detach(id);
         pool.helpers++;
     }
@@ -153,14 +182,16 @@ static int ready(int threads) {
     return 1;
 }
 
-static void run(item_fn fn, const void *ctx, long items) {
+static void run(item_fn fn, const void *args, size_t size, long items) {
+    Worker *me = &pool.workers[0];
     if (limit < 2 || items < 2) {
-        for (long i = 0; i < items; i++) fn(ctx, i, pool.scratch[0]);
+        for (long i = 0; i < items; i++) fn(args, i, me);
         return;
     }
     long item;
     pool.fn = fn;
-    pool.ctx = ctx;
+    pool.args = args;
+    pool.size = size;
     atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
     atomic_store(&pool.ticket, (uint64_t)items << 32);
     if (atomic_load(&pool.sleeping)) {
@@ -169,10 +200,18 @@ static void run(item_fn fn, const void *ctx, long items) {
         pthread_mutex_unlock(&pool.sleep);
     }
     int mine = 0;
-    for (; claim(&item); mine++) fn(ctx, item, pool.scratch[0]);
-    for (int spins = 0; atomic_load_explicit(&pool.done, memory_order_acquire) + mine < items; spins++)
-        if (spins < 500) pause_cpu();
-        else sched_yield();  /* the helper may be waiting for this very core */
+    for (; claim(&item); mine++) fn(args, item, me);
+    for (int spins = 1; atomic_load_explicit(&pool.done, memory_order_acquire) + mine < items; spins++) {
+        pause_cpu();
+        if (spins % 256) continue;     /* some microseconds: longer than an item mostly takes */
+        for (int i = 1; i <= pool.helpers; i++) {
+            int at_work = AT_WORK;
+            if (atomic_load(&pool.workers[i].state) != AT_WORK) continue;
+            item = pool.workers[i].item;
+            if (atomic_compare_exchange_strong(&pool.workers[i].state, &at_work, TAKEN_OVER)) fn(args, item, me), mine++;
+        }
+        sched_yield();                 /* a helper that writes, or has not begun, may be waiting for this very core */
+    }
 }
 
 /* ---- numbers ---- */
@@ -235,13 +274,18 @@ INL float sum(vf v) {
 
 /* The sums of four vectors. */
 INL void sum4(vf a, vf b, vf c, vf d, float *out) {
-#if defined(__AVX2__)
 #if VL == 16
-#define LOW(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)(v)), 1)))
-#else
-#define LOW(v) ((__m256)(v))
-#endif
-    __m256 h = _mm256_hadd_ps(_mm256_hadd_ps(LOW(a), LOW(b)), _mm256_hadd_ps(LOW(c), LOW(d)));
+#define LO(x, y) (vf)_mm512_unpacklo_ps((__m512)(x), (__m512)(y))
+#define HI(x, y) (vf)_mm512_unpackhi_ps((__m512)(x), (__m512)(y))
+    vf p = LO(a, b) + HI(a, b), q = LO(c, d) + HI(c, d);
+    __m512 s = (__m512)((vf)_mm512_shuffle_ps((__m512)p, (__m512)q, 0x44) + (vf)_mm512_shuffle_ps((__m512)p, (__m512)q, 0xee));
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(s), 1)));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+#elif defined(__AVX2__)
+#define LO(x, y) (vf)_mm256_unpacklo_ps((__m256)(x), (__m256)(y))
+#define HI(x, y) (vf)_mm256_unpackhi_ps((__m256)(x), (__m256)(y))
+    vf p = LO(a, b) + HI(a, b), q = LO(c, d) + HI(c, d);
+    __m256 h = (__m256)((vf)_mm256_shuffle_ps((__m256)p, (__m256)q, 0x44) + (vf)_mm256_shuffle_ps((__m256)p, (__m256)q, 0xee));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
 #else
     out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
@@ -427,7 +471,8 @@ KERNELS(I8)
 #define CALL(type, name, ...) ((type) == F32 ? name##_F32(__VA_ARGS__) : (type) == F16 ? name##_F16(__VA_ARGS__) : name##_I8(__VA_ARGS__))
 
 /* Results n0 to n1 of all rows. */
-static void panel_of(const Product *p, long n0, long n1, char *scratch) {
+/* `ask`: whether the item has still to ask may_write. */
+static void panel_of(const Product *p, long n0, long n1, Worker *me, int ask) {
     const void *w = p->w;
     int type = p->type;
     long shift = 0;
@@ -436,11 +481,15 @@ static void panel_of(const Product *p, long n0, long n1, char *scratch) {
         long n = n0;
         for (; n + NR1 <= n1; n += NR1) CALL(type, eight, p, w, n, sums + n - n0);
         for (; n < n1; n++) CALL(type, one, p, w, n, 0, sums + n - n0);
-        finish(p, 0, n0, n1 - n0, sums);
+        if (!ask || may_write(me)) finish(p, 0, n0, n1 - n0, sums);
         return;
     }
+    if (ask && p->rows > ROWS) {
+        if (!may_write(me)) return;
+        ask = 0;
+    }
     if (type == F16 && p->rows > 2 * ROWS) {  /* converted once for many rows */
-        float *f = (float *)scratch;
+        float *f = (float *)me->scratch;
         const uint16_t *h = (const uint16_t *)w + n0 * p->k;
         long count = (n1 - n0) * p->k, i = 0;
         for (; i + VL <= count; i += VL) store(f + i, load_half(h + i));
@@ -455,19 +504,21 @@ static void panel_of(const Product *p, long n0, long n1, char *scratch) {
         for (; n + NR <= n1; n += NR) CALL(type, rows, p, w, n - shift, mr, m, sums + n - n0);
         for (; n < n1; n++)
             for (int i = 0; i < mr; i++) CALL(type, one, p, w, n - shift, m + i, sums + i * SUM_STRIDE + n - n0);
+        if (ask && !may_write(me)) return;
         for (int i = 0; i < mr; i++) finish(p, m + i, n0, n1 - n0, sums + i * SUM_STRIDE);
     }
 }
 
-static void product_item(const void *ctx, long item, char *scratch) {
+static void product_item(const void *ctx, long item, Worker *me) {
     const Product *p = ctx;
     long n0 = item * p->panel, n1 = n0 + p->panel < p->n ? n0 + p->panel : p->n;
     if (p->how != SILU) {
-        panel_of(p, n0, n1, scratch);
+        panel_of(p, n0, n1, me, 1);
         return;
     }
     /* gate rows n0..n1 and up rows n + n0..n + n1 of a weight [2 n, k]: silu(gate) * up, through a buffer a few rows of x at a time */
     float pair[2][64 * PANEL];
+    if (p->rows > 64 && !may_write(me)) return;
     for (long m0 = 0; m0 < p->rows; m0 += 64) {
         long rows = p->rows - m0 < 64 ? p->rows - m0 : 64, width = n1 - n0, size = p->type == F32 ? 4 : p->type == F16 ? 2 : 1;
         for (int half = 0; half < 2; half++) {
@@ -483,8 +534,9 @@ static void product_item(const void *ctx, long item, char *scratch) {
             g.q_scale = p->q_scale ? p->q_scale + m0 : 0;
             g.y = pair[half];
             g.y_stride = width;
-            panel_of(&g, 0, width, scratch);
+            panel_of(&g, 0, width, me, 0);
         }
+        if (p->rows <= 64 && !may_write(me)) return;
         for (long m = 0; m < rows; m++) {
             float *y = p->y + (m0 + m) * p->y_stride + n0;
             const float *gate = pair[0] + m * width, *up = pair[1] + m * width;
@@ -508,7 +560,7 @@ static void product(const Product *given) {
     p.panel = want < 24 ? 24 : want;
     if (p.panel > PANEL) p.panel = p.how == SILU || (p.type == F16 && p.rows > 2 * ROWS) ? 24 : p.panel > WIDEST ? WIDEST : p.panel;
     if (p.type == F16 && p.rows > 2 * ROWS && (size_t)p.panel * p.k * 4 > SCRATCH) p.panel = SCRATCH / (4 * p.k);
-    run(product_item, &p, (p.n + p.panel - 1) / p.panel);
+    run(product_item, &p, sizeof p, (p.n + p.panel - 1) / p.panel);
 }
 
 /* ---- rows ---- */
@@ -540,7 +592,6 @@ typedef struct {
     const Layer *layer;
     float *residual, *x, *qkv, *y, *hidden, *cos, *sin, *q_scale;
     int16_t *q;
-    int32_t *items;
     const float *weight, *from;        /* of the norm or quantisation under way */
     long n, begin;
     int normed;
@@ -550,11 +601,12 @@ enum { CHUNK = 16 };
 
 INL void each_row(item_fn fn, const Pass *a, long rows) {
     long items = (rows + CHUNK - 1) / CHUNK;
-    if (items < 3) for (long i = 0; i < items; i++) fn(a, i, pool.scratch[0]);   /* not worth a helper */
-    else run(fn, a, items);
+    if (items < 3) for (long i = 0; i < items; i++) fn(a, i, &pool.workers[0]);   /* not worth a helper */
+    else run(fn, a, sizeof *a, items);
 }
 
-static void prepare_item(const void *ctx, long item, char *scratch) {
+static void prepare_item(const void *ctx, long item, Worker *me) {
+    if (!may_write(me)) return;
     const Pass *a = ctx;
     long end = (item + 1) * CHUNK < a->begin ? (item + 1) * CHUNK : a->begin;
     for (long t = item * CHUNK; t < end; t++) {
@@ -562,7 +614,6 @@ static void prepare_item(const void *ctx, long item, char *scratch) {
         if (a->normed) { norm_row(x, a->weight, a->x + t * a->n, a->n, (float)a->m->eps); x = a->x + t * a->n; }
         if (a->m->weights == I8) quantise_row(x, a->q + t * a->n, a->q_scale + t, a->n);
     }
-    (void)scratch;
 }
 
 /* Rows of `from` made ready for a product: normed into x where a norm is given, quantised where the weights are. */
@@ -588,7 +639,8 @@ static void embed_row(const Model *m, int64_t id, float *out) {
     else for (; i < c; i++) out[i] = (float)((const int8_t *)m->embed)[id * c + i] * m->embed_scale[id];
 }
 
-static void begin_item(const void *ctx, long item, char *scratch) {
+static void begin_item(const void *ctx, long item, Worker *me) {
+    if (!may_write(me)) return;
     const Pass *a = ctx;
     long half = a->m->head_dim / 2, end = (item + 1) * CHUNK < a->s->tokens ? (item + 1) * CHUNK : a->s->tokens;
     for (long t = item * CHUNK; t < end; t++) {
@@ -599,11 +651,11 @@ static void begin_item(const void *ctx, long item, char *scratch) {
             a->sin[t * half + i] = sinf(angle);
         }
     }
-    (void)scratch;
 }
 
 /* Queries and keys normed and turned in place, keys and values into their slots. */
-static void turn_item(const void *ctx, long item, char *scratch) {
+static void turn_item(const void *ctx, long item, Worker *me) {
+    if (!may_write(me)) return;
     const Pass *a = ctx;
     const Model *m = a->m;
     long d = m->head_dim, half = d / 2, width = (m->heads + 2 * m->kv_heads) * d, end = (item + 1) * CHUNK < a->s->tokens ? (item + 1) * CHUNK : a->s->tokens;
@@ -629,7 +681,6 @@ static void turn_item(const void *ctx, long item, char *scratch) {
             else memcpy((float *)a->layer->k_cache + at, k, d * 4), memcpy((float *)a->layer->v_cache + at, v, d * 4);
         }
     }
-    (void)scratch;
 }
 
 /* ---- attention ---- */
@@ -681,13 +732,13 @@ INL void add_values(int nr, long dp, const float *p, const float *const *v, long
     for (; i < dp; i += VL) add_some(nr, 1, dp, i, p, v, keys, acc);
 }
 
-INL void attend(const Pass *a, long b, long head, long first, char *scratch, long d, int half) {
+INL void attend(const Pass *a, long b, long head, long first, Worker *me, long d, int half) {
     const Model *m = a->m;
     long group = m->heads / m->kv_heads, width = (m->heads + 2 * m->kv_heads) * d, dp = (d + VL - 1) / VL * VL, window = a->layer->window;
     long begin = a->s->starts[b], queries = a->s->starts[b + 1] - begin, length = a->s->lens[b], per = group > QROWS ? 1 : QROWS / group;
     long count = queries - first < per ? queries - first : per, rows = count * group, at0 = length - queries + first, last = at0 + count - 1;
     const int32_t *table = a->s->table + b * a->s->table_width;
-    float *q = (float *)scratch, *acc = q + rows * dp, *scores = acc + rows * dp, *kf = scores + rows * TILE, *vf_ = kf + TILE * dp, *top = vf_ + TILE * dp, *total = top + rows;
+    float *q = (float *)me->scratch, *acc = q + rows * dp, *scores = acc + rows * dp, *kf = scores + rows * TILE, *vf_ = kf + TILE * dp, *top = vf_ + TILE * dp, *total = top + rows;
     memset(q, 0, (size_t)2 * rows * dp * 4);
     for (long r = 0; r < rows; r++) {
         const float *x = a->qkv + (begin + first + r / group) * width + (head * group + r % group) * d;
@@ -748,22 +799,24 @@ INL void attend(const Pass *a, long b, long head, long first, char *scratch, lon
                 default: add_values(4, dp, scores + r * TILE, v, keys, acc + r * dp); break;
             }
     }
+    if (!may_write(me)) return;
     for (long r = 0; r < rows; r++) {
         float *y = a->y + (begin + first + r / group) * m->heads * d + (head * group + r % group) * d, by = 1.f / total[r];
         for (long i = 0; i < d; i++) y[i] = acc[r * dp + i] * by;
     }
 }
 
-static void attention_item(const void *ctx, long item, char *scratch) {
+static void attention_item(const void *ctx, long item, Worker *me) {
     const Pass *a = ctx;
-    const int32_t *what = a->items + item / a->m->kv_heads * 2;
-    long head = item % a->m->kv_heads, d = a->m->head_dim;
+    const int32_t *starts = a->s->starts;
+    long head = item % a->m->kv_heads, tile = item / a->m->kv_heads, b = 0, d = a->m->head_dim, per = QROWS / (a->m->heads / a->m->kv_heads);
+    for (long tiles; tile >= (tiles = (starts[b + 1] - starts[b] + per - 1) / per); b++) tile -= tiles;
     if (a->m->kv == F16) {
-        if (d == 64) attend(a, what[0], head, what[1], scratch, 64, 1);
-        else attend(a, what[0], head, what[1], scratch, d, 1);
+        if (d == 64) attend(a, b, head, tile * per, me, 64, 1);
+        else attend(a, b, head, tile * per, me, d, 1);
     } else {
-        if (d == 64) attend(a, what[0], head, what[1], scratch, 64, 0);
-        else attend(a, what[0], head, what[1], scratch, d, 0);
+        if (d == 64) attend(a, b, head, tile * per, me, 64, 0);
+        else attend(a, b, head, tile * per, me, d, 0);
     }
 }
 
@@ -773,10 +826,10 @@ enum { SLAB = 512 };                   /* rows of the MLP at once: bounds its me
 
 #define TAKE(pointer, count) do { size_t bytes_ = ((size_t)(count) * sizeof *(pointer) + 63) / 64 * 64; if (memory) (pointer) = (void *)((char *)memory + used); used += bytes_; } while (0)
 
-static size_t layout(const Model *m, long tokens, long sampled, long sequences, Pass *a, char *memory) {
+static size_t layout(const Model *m, long tokens, long sampled, Pass *a, char *memory) {
     size_t used = 0;
     long slab = tokens < SLAB ? tokens : SLAB, most = sampled > tokens ? sampled : tokens, wide = m->hidden > m->heads * m->head_dim ? m->hidden : m->heads * m->head_dim;
-    long numbers = most * wide, inner = slab * m->inter, group = m->heads / m->kv_heads, per = group > QROWS ? 1 : QROWS / group;
+    long numbers = most * wide, inner = slab * m->inter;
     TAKE(a->residual, tokens * m->hidden);
     TAKE(a->x, most * m->hidden);
     TAKE(a->qkv, tokens * (m->heads + 2 * m->kv_heads) * m->head_dim);
@@ -788,14 +841,13 @@ static size_t layout(const Model *m, long tokens, long sampled, long sequences, 
         TAKE(a->q, numbers > inner ? numbers : inner);
         TAKE(a->q_scale, most);
     }
-    TAKE(a->items, 2 * (tokens / per + sequences + 1));
     return used;
 }
 
 /* Bytes of memory that `cbviz_forward` needs. */
-int64_t cbviz_memory(const Model *m, int64_t tokens, int64_t sampled, int64_t sequences) {
+int64_t cbviz_memory(const Model *m, int64_t tokens, int64_t sampled) {
     Pass a;
-    return (int64_t)layout(m, tokens, sampled, sequences, &a, 0);
+    return (int64_t)layout(m, tokens, sampled, &a, 0);
 }
 
 /* Whether these shapes fit. */
@@ -827,10 +879,9 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
     pthread_mutex_lock(&pool.run);
     if (!ready((int)m->threads)) { pthread_mutex_unlock(&pool.run); return 1; }
     Pass a = {.m = m, .s = s};
-    layout(m, s->tokens, s->sampled, s->sequences, &a, memory);
+    layout(m, s->tokens, s->sampled, &a, memory);
     long t = s->tokens, c = m->hidden, d = m->head_dim, qs = m->heads * d, width = qs + 2 * m->kv_heads * d, group = m->heads / m->kv_heads, per = QROWS / group, tiles = 0;
-    for (long b = 0; b < s->sequences; b++)
-        for (long i = 0; i < s->starts[b + 1] - s->starts[b]; i += per) a.items[2 * tiles] = (int32_t)b, a.items[2 * tiles++ + 1] = (int32_t)i;
+    for (long b = 0; b < s->sequences; b++) tiles += (s->starts[b + 1] - s->starts[b] + per - 1) / per;
     each_row(begin_item, &a, t);
     long kept = s->starts[s->sequences];
     for (long l = 0; l < m->num_layers; l++) {
@@ -839,7 +890,7 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
         apply(&a, a.x, w->qkv, w->qkv_scale, w->qkv_bias, a.qkv, width, c, t, STORE);
         /* All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step. */
         each_row(turn_item, &a, t);
-        run(attention_item, &a, tiles * m->kv_heads);
+        run(attention_item, &a, sizeof a, tiles * m->kv_heads);
         memset(a.y + kept * qs, 0, (size_t)(t - kept) * qs * 4);
         prepare(&a, a.y, 0, qs, t);
         apply(&a, a.y, w->o, w->o_scale, w->o_bias, a.residual, c, qs, t, ADD);
@@ -860,9 +911,18 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
     return 0;
 }
 
+/* Whether no helper reads any more what a pass or a choice was given. */
+int64_t cbviz_quiet(void) {
+    for (int i = 1; i <= pool.helpers; i++)
+        if (atomic_load(&pool.workers[i].state) == TAKEN_OVER) return 0;
+    return 1;
+}
+
+_Static_assert(sizeof(Pass) <= 256 && sizeof(Product) <= 256, "arguments of a job");
+
 typedef struct { const float *logits; long vocab; int64_t *best; float *gap, *log_total; } Choice;
 
-static void choose_item(const void *ctx, long row, char *scratch) {
+static void choose_item(const void *ctx, long row, Worker *me) {
     const Choice *c = ctx;
     const float *x = c->logits + row * c->vocab;
     float first = -INFINITY, second = -INFINITY;
@@ -888,10 +948,10 @@ static void choose_item(const void *ctx, long row, char *scratch) {
         total += sum(s);
         for (; i < i1; i++) total += exp((double)x[i] - first);
     }
+    if (!may_write(me)) return;
     c->best[row] = at;
     c->gap[row] = c->vocab > 1 ? first - second : 0;
     c->log_total[row] = first + (float)log(total);
-    (void)scratch;
 }
 
 /* Of each row of logits [rows, vocab]: the best (ties: the smaller id), its lead over the second, and the logarithm of the sum of exponentials. */
@@ -899,7 +959,7 @@ int64_t cbviz_choose(const float *logits, int64_t rows, int64_t vocab, int64_t t
     pthread_mutex_lock(&pool.run);
     if (!ready((int)threads)) { pthread_mutex_unlock(&pool.run); return 1; }
     Choice c = {logits, vocab, best, gap, log_total};
-    run(choose_item, &c, rows);
+    run(choose_item, &c, sizeof c, rows);
     pthread_mutex_unlock(&pool.run);
     return 0;
 }

@@ -83,12 +83,14 @@ class CompiledPass:
         logits = torch.empty(len(sample_rows), self._vocab)
         inputs = [x.contiguous() for x in (token_ids, positions, batch.slot_mapping, sample_rows, batch.block_table, batch.query_start_loc, batch.seq_lens)]
         step = _Step(len(token_ids), len(batch.query_lens_list), batch.block_table.shape[1], len(sample_rows), *(x.data_ptr() for x in inputs), logits.data_ptr())
-        size = self._lib.cbviz_memory(ctypes.byref(m), c_int64(step.tokens), c_int64(step.sampled), c_int64(step.sequences))
+        size = self._lib.cbviz_memory(ctypes.byref(m), c_int64(step.tokens), c_int64(step.sampled))
         memory = self._memory if self._memory.numel() >= size + 64 else torch.empty(size + 64, dtype=torch.uint8)
         if memory.numel() <= _KEPT_BYTES:
             self._memory = memory
         at = (memory.data_ptr() + 63) // 64 * 64
-        if self._lib.cbviz_forward(ctypes.byref(m), ctypes.byref(step), c_void_p(at)):
+        failed = self._lib.cbviz_forward(ctypes.byref(m), ctypes.byref(step), c_void_p(at))
+        _keep_while_read(self._lib, self, step, inputs, memory, kv)
+        if failed:
             raise MemoryError("no memory for the kernels' own buffers")
         return logits
 
@@ -114,6 +116,17 @@ class CompiledPass:
         return data.data_ptr(), self._vector(m.scale) if isinstance(m, Int8Matrix) else None
 
 
+_read: list[tuple[object, ...]] = []
+"""What helper threads may still be reading, see `_keep_while_read`."""
+
+
+def _keep_while_read(lib: ctypes.CDLL, *things: object) -> None:
+    """A helper thread that the system stopped in the middle of an item, which was then taken over, reads on when it goes on: what it reads must be there."""
+    _read.append(things)
+    if lib.cbviz_quiet():
+        _read.clear()
+
+
 def _kind(m: Matrix) -> int:
     return 2 if isinstance(m, Int8Matrix) else {torch.float32: 0, torch.float16: 1}[m.dtype]
 
@@ -134,7 +147,9 @@ def op_set(built: native.Native) -> OpSet:
         n = len(logits)
         best, gap, total = torch.empty(n, dtype=torch.int64), torch.empty(n), torch.empty(n)
         sizes = (c_int64(x) for x in (n, logits.shape[1], torch.get_num_threads()))
-        if lib.cbviz_choose(c_void_p(logits.data_ptr()), *sizes, *(c_void_p(t.data_ptr()) for t in (best, gap, total))):
+        failed = lib.cbviz_choose(c_void_p(logits.data_ptr()), *sizes, *(c_void_p(t.data_ptr()) for t in (best, gap, total)))
+        _keep_while_read(lib, logits, best, gap, total)
+        if failed:
             raise MemoryError("no memory for the kernels' own buffers")
         return best.tolist(), gap.tolist(), total.tolist()
 

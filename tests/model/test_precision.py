@@ -178,6 +178,24 @@ def test_torch_results_depend_on_company_by_rounding_only(precision: str) -> Non
         assert (a - b).abs().max() < {"exact": 1e-4, "fast": 1e-2, "int8": 1e-2}[precision]
 
 
+def test_many_more_threads_than_cores_change_nothing(compiled: OpSet) -> None:
+    """Helpers are stopped in the middle of their items all the time, and the items are taken over."""
+    m = model(**SHAPES["as SmolLM2"])
+    decoder = m.decoder(compiled, 0, "fast")
+    sequences = [tokens(n, m.config.vocab_size, n) for n in (5, 40, 9)]
+    pieces = [[1] * 5, [33] + [1] * 7, [2] * 4 + [1]]
+    want = spread(decoder, "fast", sequences, pieces)
+    before = torch.get_num_threads()
+    torch.set_num_threads(12)
+    try:
+        for _ in range(10):
+            assert all(torch.equal(a, b) for a, b in zip(want, spread(decoder, "fast", sequences, pieces), strict=True))
+    finally:
+        torch.set_num_threads(before)
+    whole(m, compiled, "fast", sequences[0])
+    assert len(cpu_pass._read) < 50  # what helpers may still read is let go
+
+
 def test_long_contexts_and_a_chunk_over_a_prefix(sets: dict[str, OpSet]) -> None:
     m = model(**SHAPES["even"])
     sequence = tokens(700, m.config.vocab_size)
