@@ -148,21 +148,29 @@ def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Add
         yield address
 
 
-@pytest.fixture(scope="session")
-def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a JupyterLab whose folder holds the explorer's notebook, as `explorer.ipynb` (simulated) and `real.ipynb`."""
-    folder, port = tmp_path_factory.mktemp("lab"), a_port()
-    root = folder / "root"
-    root.mkdir()
-    source = (serve.notebooks() / "explorer.ipynb").read_text("utf-8")
-    (root / "explorer.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='preemption', model='sim')"), "utf-8")
-    (root / "real.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='chat', model='smollm2')"), "utf-8")
+@contextmanager
+def lab_server(root: Path, cache: Path, folder: Path) -> Iterator[str]:
+    """A JupyterLab on `root` without a token; its settings and log lie in `folder`. Yields its address."""
+    port = a_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--IdentityProvider.token=",
                f"--ServerApp.root_dir={root}",
                "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     env = serve.environment(CBVIZ_CACHE=str(cache), JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"), JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"))
     url = f"http://127.0.0.1:{port}/"
     with serving(command, env, url, folder / "log"):
+        yield url
+
+
+@pytest.fixture(scope="session")
+def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a JupyterLab whose folder holds the explorer's notebook, as `explorer.ipynb` (simulated) and `real.ipynb`."""
+    folder = tmp_path_factory.mktemp("lab")
+    root = folder / "root"
+    root.mkdir()
+    source = (serve.notebooks() / "explorer.ipynb").read_text("utf-8")
+    (root / "explorer.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='preemption', model='sim')"), "utf-8")
+    (root / "real.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='chat', model='smollm2')"), "utf-8")
+    with lab_server(root, cache, folder) as url:
         yield url
 
 
