@@ -139,7 +139,7 @@ def test_each_step_counts_with_its_best_round() -> None:
 def test_the_real_model_is_measured_and_predicted(cbviz: Call, tmp_path: Path) -> None:
     requests = tmp_path / "some.jsonl"
     requests.write_text("".join(f'{{"prompt_len": {5 + i}, "output_len": {3 + 4 * (i % 2)}, "arrival_step": 0}}\n' for i in range(4)))
-    args = ("compare", "--workload", requests, "--discipline", "static", "--discipline", "chunked", "--set", "max_num_seqs=2", "--set", "num_blocks=32")
+    args = ("compare", "--workload", requests, "--discipline", "static", "--discipline", "chunked", "--set", "max_num_seqs=2", "--set", "num_blocks=32", "--set", "precision=exact")
     d = cbviz(*args, "--rounds", "2", "--json").json
     assert d["rounds"] == 2
     assert d["tokens_equal_up_to_ties"] is True

@@ -202,9 +202,9 @@ def test_the_bar_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture[st
 def test_the_real_model(cbviz: Call, tmp_path: Path) -> None:
     requests = tmp_path / "two.jsonl"
     requests.write_text('{"prompt": "The capital of France is", "max_tokens": 6}\n{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 5}\n')
-    d = cbviz("run", "--workload", requests, "--set", "num_blocks=32", "--out", tmp_path / "run.jsonl", "--json").json
+    d = cbviz("run", "--workload", requests, "--set", "num_blocks=32", "--set", "precision=exact", "--out", tmp_path / "run.jsonl", "--json").json
     assert d["clock"] == d["metrics"]["clock"] == "measured"
-    s = cb.Session(requests, runner="torch", num_blocks=32, discipline="static")
+    s = cb.Session(requests, runner="torch", num_blocks=32, discipline="static", precision="exact")
     s.run()
     assert d["tokens"] == {i: s.request(i).output_token_ids for i in s.request_ids}
     assert " Paris" in s.text("r1")
