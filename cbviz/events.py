@@ -53,6 +53,18 @@ class Configured(Event):
     new: str
 
 
+class Resized(Event):
+    """The pool has `num_blocks` blocks from here on (a fork with another pool size).
+
+    `moved`: blocks in use that lay beyond the new end, as [old id, new id]; their contents go along. `dropped`: cached blocks that can no
+    longer be found.
+    """
+
+    num_blocks: int
+    moved: list[tuple[int, int]]
+    dropped: list[int]
+
+
 class Reordered(Event):
     """The policy put the waiting queue into another order; `request_ids` is the whole new order."""
 
@@ -236,6 +248,6 @@ class Freed(Event):
 
 
 AnyEvent = (
-    Arrived | Starving | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
+    Arrived | Resized | Starving | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
     | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Finished | SeatHeld | SeatsFreed | Freed
 )

@@ -238,6 +238,12 @@ class Session:
                 self.engine.add(specs[i["request_id"]])
             elif i["op"] == "abort":
                 self.engine.abort(i["request_id"])
+            elif i["op"] == "resize":
+                self.engine.resize(i["num_blocks"])
+                self._sync()
+            elif "modelled_device" in i["changes"] or "cost" in i["changes"]:
+                self.engine.reprice(self.engine.config.replace(**i["changes"]))
+                self._set_prices()
             else:
                 self.engine.configure(**i["changes"])
 
@@ -491,6 +497,7 @@ class Session:
             raise
         self._script.clear()
         self.trace.truncate(step)
+        self._set_prices()
         self._sync()
         self._restream()
         self.config = self.engine.config
@@ -501,7 +508,8 @@ class Session:
              prompts: dict[str, str | Sequence[int]] | None = None, **changes: Any) -> Session:
         """A branch from after step `at` (default: the cursor) with something changed. The parent goes on unchanged and shares its records.
 
-        `changes`: config fields; those that hold from the start (pool size, block size) need `at=0`. `add`: keywords of `Session.add`, one dict a
+        `changes`: config fields; those that hold from the start (block size, prefix caching, ...) need `at=0`. Another `num_blocks` in the middle
+        moves the blocks that would lie beyond the end; another `modelled_device` or `cost` prices the branch's own steps. `add`: keywords of `Session.add`, one dict a
         request, joining the branch's first step. `remove`: requests that are aborted then, or never arrive. `prompts`: other prompts for requests
         that have not arrived by then. With no change at all the branch equals its parent to its last step. Raises ConfigError, RequestError,
         IndexError, KeyError.
@@ -510,7 +518,7 @@ class Session:
         if not 0 <= step <= len(self.trace):
             raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
         check_names(changes)
-        fixed = [f for f in changes if not CONFIG_FIELDS[f].metadata["live"] and changes[f] != getattr(self.config, f)]
+        fixed = [f for f in changes if not CONFIG_FIELDS[f].metadata["live"] and f not in ("num_blocks", "modelled_device", "cost") and changes[f] != getattr(self.config, f)]
         if fixed and step:
             raise ConfigError(f"{', '.join(fixed)} can't change in the middle of a run: fork at step 0 with it")
         new: Session = object.__new__(Session)
@@ -532,9 +540,10 @@ class Session:
         new.runner = self._clone_runner(base)
         new._begin(None)
         if step:
-            new._adopt(self.trace, step)
-            if changes:
-                new.engine.configure(**changes)
+            new._adopt(self.trace, step, changes)
+            live = {f: v for f, v in changes.items() if CONFIG_FIELDS[f].metadata["live"]}
+            if live:
+                new.engine.configure(**live)
         if not (changes or add or remove or prompts):
             new._script = {r.step: r for r in self.trace.records[step:]}
         for rid in remove:
@@ -611,12 +620,19 @@ class Session:
             b.close()
         self.parent._changed("branch")
 
-    def _adopt(self, source: Trace, step: int) -> None:
+    def _adopt(self, source: Trace, step: int, changes: dict[str, Any] | None = None) -> None:
         """Stands where `source` stood after `step` steps: from the nearest keyframe on the records are applied, then the KV that differs is computed."""
         own = source.digests.get(frame) if (frame := max((k for k in source.digests if k <= step), default=0)) else None
         if own is not None:
             self.engine.restore(own.state, {**self._specs(), **source.specs}, sync=False)
         self._replay(source.records[frame:step], source.digests)
+        changes = changes or {}
+        if changes.get("num_blocks", self.engine.config.num_blocks) != self.engine.config.num_blocks:
+            self.engine.resize(changes["num_blocks"])
+        price: dict[str, Any] = {f: changes[f] for f in ("modelled_device", "cost") if f in changes and changes[f] != getattr(self.engine.config, f)}
+        if price:
+            self._price_anew(price, step)
+        self._set_prices()
         self.trace = source.share(step, self._header())
         self._sync()
         self._restream()
@@ -663,8 +679,23 @@ class Session:
             return calibrate.load() or calibrate.measure()
         return devices.get(self.config.modelled_device)
 
+    def _price_anew(self, changes: dict[str, Any], step: int) -> None:
+        if self.engine.config.clock == "measured":
+            raise ConfigError(f"{', '.join(changes)} has no effect on measured time: fork a run under the modelled clock with it")
+        before = self._device.name
+        self.engine.reprice(self.engine.config.replace(**changes))
+        self._set_prices()
+        self.notes.append(f"steps 1..{step} were priced for {before}, the rest by {self.config.cost} for {self._device.name}")
+
+    def _set_prices(self) -> None:
+        """The engine's cost model and the device whose peaks are shown follow its config (a branch may price its steps for another device)."""
+        self.config = self.engine.config
+        self._device = self._pick_device()
+        self.engine.cost = costs.make(self.config.cost, self.runner.spec, self._device)
+
     def _header(self) -> TraceHeader:
-        spec, d = self.runner.spec, self._device
+        """Describes the run from its first step: the config is the start's."""
+        spec, d, start = self.runner.spec, self._device, self._start_config
         names = ["schedule", "blocks", "tokens", "reasons", "accounting", "time", "cost", "queue"]
         missing: dict[str, str] = {}
         if self.tokenizer is not None or self._taped_texts:
@@ -678,10 +709,10 @@ class Session:
         full = models.complete(spec)
         made_by_name = self.workload_name in workloads.PRESETS and self.runner_name != "tape"
         return TraceHeader(
-            capabilities=names, config=self.config.to_dict(), model=self.model, runner=self.runner_name, clock=self.config.clock or "modelled",
+            capabilities=names, config=start.to_dict(), model=self.model, runner=self.runner_name, clock=start.clock or "modelled",
             device="this machine's CPU" if d.measured else d.name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             workload=self.workload_name, workload_params=self.workload_params, requests=[] if made_by_name else self.workload,
-            block_size=self.config.block_size, num_blocks=self.config.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
+            block_size=start.block_size, num_blocks=start.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
             weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)
 
     def _specs(self) -> dict[str, RequestSpec]:
@@ -722,6 +753,9 @@ class Session:
                     stream.push(t)
 
     def _sync(self) -> None:
+        have = getattr(getattr(self.runner, "config", None), "num_blocks", None)
+        if have is not None and have != self.engine.config.num_blocks:  # the pool has another size at this moment of the run
+            self.runner = self.engine.runner = self._clone_runner(self.engine.config)
         self.recomputed_blocks = self.engine.sync()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from cbviz import __version__
 from cbviz.app import assets
-from cbviz.app.wire import ROW_WORDS, Wire, block_words, config_head, event_sentence, metrics_message, reserved, step_account, why_message
+from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, event_sentence, metrics_message, reserved, step_account, why_message
 from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace
 from cbviz.trace.metrics import clock, whose_time
@@ -59,6 +59,10 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
     made = wire.message(trace, Cursor(0))
     assert made is not None
     first, buffers = made
+    if trace.resizes:  # the map has room for the largest pool of the run; what is not there yet, or no more, is drawn as the null block is
+        most, place = max(trace.header.num_blocks, *(n for _, _, n in trace.resizes)), first["b"].index("words")
+        buffers[place] += array("I", [0, NULL] * (most - trace.header.num_blocks)).tobytes()
+        first["num_blocks"] = most
     ticks, offsets = wire.strip(trace)
     first["words"] = wire.all_words
     first["meta"]["workload"] = Path(trace.header.workload).name  # a page is passed on; where a file lay on this machine is nobody's business

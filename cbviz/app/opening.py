@@ -266,7 +266,7 @@ def fork_fields(session: Session, at: int) -> list[dict[str, Any]]:
         if name == "modelled_device" and session.config.clock != "modelled":
             continue  # its time is measured here: another device would change no figure
         row = _knob(name, now.get(name, getattr(session.config, name)))
-        rows.append({"name": name, "label": label, "open": row["live"] or at == 0, **row})
+        rows.append({"name": name, "label": label, "open": row["live"] or at == 0 or name in ("num_blocks", "modelled_device"), **row})
     return rows
 
 

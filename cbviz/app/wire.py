@@ -54,6 +54,7 @@ class Wire:
         self._words: dict[str, int] = {"": 0}
         self._queue: tuple[list[str], list[str]] | None = None
         self.view: State | None = None
+        self._num_blocks = 0
 
     @property
     def cursor(self) -> Cursor | None:
@@ -63,16 +64,17 @@ class Wire:
     def message(self, trace: Trace, cursor: Cursor) -> tuple[dict[str, Any], list[bytes]] | None:
         """What the page needs to show `trace` at `cursor`; None if it shows just that."""
         steps = len(trace)
-        reset = trace is not self._trace or steps < self._steps
+        size = trace.num_blocks_at(cursor)
+        reset = trace is not self._trace or steps < self._steps or size != self._num_blocks
         if not reset and steps == self._steps and self.cursor == cursor:
             return None
         head: dict[str, Any] = {"type": "picture", "steps": steps, "step": cursor.step, "event": cursor.event}
         parts: dict[str, bytes] = {}
         if reset:
             self.forget()
-            self._trace = trace
+            self._trace, self._num_blocks = trace, size
             h = trace.header
-            head.update(reset=True, num_blocks=h.num_blocks, block_size=h.block_size, series=list(SERIES),
+            head.update(reset=True, num_blocks=size, block_size=h.block_size, series=list(SERIES),
                         meta={"clock": h.clock, "device": h.device, "peak_bytes_s": h.peak_bytes_s, "peak_flops_s": h.peak_flops_s, "peaks_measured": h.peaks_measured,
                               "model": h.model, "runner": h.runner, "workload": h.workload, "missing": h.missing})
         known = len(self._words)
@@ -211,6 +213,8 @@ class Wire:
 
 
 def block_words(s: State, b: int) -> tuple[int, int]:
+    if b >= s.num_blocks:  # the pool was larger at another moment of the run
+        return 0, NULL
     flags = NULL if b == NULL_BLOCK else CACHED if s.cached[b] else 0
     return s.owner(b) + 1, min(s.ref_count(b), 0xFFFF) << 16 | min(s.fill(b), 0xFFF) << 4 | flags
 

@@ -229,6 +229,39 @@ class BlockPool:
             f, args = self.undo.pop()
             f(*args)
 
+    def resize(self, num_blocks: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """Gives the pool another number of blocks, between steps; not undone. Returns (moved as (old id, new id), dropped cached ids).
+
+        New blocks go to the tail of the free list. When it shrinks, blocks in use beyond the new end move to free ones, those that
+        would be given out first. Raises ValueError if the blocks in use don't fit.
+        """
+        old = self.num_blocks
+        used = old - 1 - self.num_free
+        if num_blocks < used + 1:
+            raise ValueError(f"{used} blocks are in use")
+        free = self.free_ids()
+        beyond = [b for b in range(num_blocks, old) if self.ref_count[b]]
+        homes = [b for b in free if b < num_blocks][: len(beyond)]
+        taken = set(homes)
+        dropped = [b for b in free if self.block_hash[b] is not None and (b >= num_blocks or b in taken)]
+        for b in dropped:
+            self._drop_hash(b, "")
+        to = dict(zip(beyond, homes, strict=True))
+        extra = max(0, num_blocks - old)
+        for name, empty in (("ref_count", 0), ("block_hash", None), ("last_owner", ""), ("freed_step", 0)):
+            column = getattr(self, name)
+            for b, home in to.items():
+                column[home] = column[b]
+            setattr(self, name, (column + [empty] * extra)[:num_blocks])
+        self.by_hash = {h: {to.get(b, b): None for b in ids} for h, ids in self.by_hash.items()}
+        self.num_blocks = num_blocks
+        self._next, self._prev = [0] * num_blocks, [0] * num_blocks
+        self.num_free = self.num_cached_free = 0
+        for b in [b for b in free if b < num_blocks and b not in taken] + list(range(old, num_blocks)):
+            self._insert(b, self._prev[NULL_BLOCK])
+        self.undo.clear()
+        return list(to.items()), dropped
+
     # plain data ---------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:

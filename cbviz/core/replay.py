@@ -75,6 +75,16 @@ class _Teller:
         s.requests[r.request_id] = r
         s.waiting.insert(e.position, r)
 
+    def resized(self, e: ev.Resized) -> None:
+        s = self.s
+        moved, _ = s.pool.resize(e.num_blocks)
+        if moved != [(a, b) for a, b in e.moved]:
+            raise self.wrong(f"the pool of {e.num_blocks} blocks moves {moved}, the record {e.moved}")
+        to = dict(moved)
+        for r in s.requests.values():
+            r.block_ids[:] = [to.get(b, b) for b in r.block_ids]
+        s.configure(s.config.replace(num_blocks=e.num_blocks))
+
     def reordered(self, e: ev.Reordered) -> None:
         self.s.waiting[:] = [self.request(i) for i in e.request_ids]
 
@@ -193,7 +203,8 @@ class _Teller:
 
 
 _APPLY: dict[type, Any] = {
-    ev.Arrived: _Teller.arrived, ev.Reordered: _Teller.reordered, ev.NotAdmitted: _Teller.not_admitted, ev.Admitted: _Teller.admitted, ev.Shared: _Teller.shared,
+    ev.Arrived: _Teller.arrived, ev.Resized: _Teller.resized,
+    ev.Reordered: _Teller.reordered, ev.NotAdmitted: _Teller.not_admitted, ev.Admitted: _Teller.admitted, ev.Shared: _Teller.shared,
     ev.Allocated: _Teller.allocated, ev.BlockCached: _Teller.block_cached, ev.Scheduled: _Teller.scheduled, ev.Unscheduled: _Teller.unscheduled, ev.Preempted: _Teller.preempted,
     ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
     ev.SeatHeld: _Teller.seat_held, ev.SeatsFreed: _Teller.seats_freed,

@@ -20,7 +20,7 @@ from hashlib import sha256
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.config import EngineConfig
+from cbviz.config import ConfigError, EngineConfig
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool
 from cbviz.core.kv_manager import KVManager
 from cbviz.core.policy import Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
@@ -106,6 +106,23 @@ class Scheduler:
         self.config = config
         self.rules = rules
         self._ranked_now = False
+
+    def resize(self, num_blocks: int) -> None:
+        """Another pool size, between steps. Raises ConfigError, with the figures, if what is under way does not fit."""
+        largest = max(self.requests.values(), key=lambda r: r.num_prompt_tokens + r.max_tokens, default=None)
+        need = self.kv.blocks_for(largest.num_prompt_tokens + largest.max_tokens) if largest is not None else 0
+        used = self.pool.num_blocks - 1 - self.pool.num_free
+        if largest is not None and num_blocks - 1 < max(need, used):
+            why = f"{largest.request_id} may need {need}" if need >= used else f"{used} are in use"
+            raise ConfigError(f"num_blocks is {num_blocks}, which leaves {num_blocks - 1} to give out after step {self.step}, but {why}: the least is {max(need, used) + 1}")
+        self.pool.step = self.step + 1  # it belongs to the step that comes
+        moved, dropped = self.pool.resize(num_blocks)
+        to = dict(moved)
+        for r in self.requests.values():
+            r.block_ids[:] = [to.get(b, b) for b in r.block_ids]
+        self.journal.append(ev.Configured("num_blocks", str(self.config.num_blocks), str(num_blocks)))
+        self.journal.append(ev.Resized(num_blocks, moved, dropped))
+        self.configure(self.config.replace(num_blocks=num_blocks))
 
     def add(self, spec: RequestSpec, now_s: float = 0.0) -> Request | None:
         """Puts a request into the waiting queue; None if the queue is full. The caller has checked that it can be served at all."""
@@ -775,6 +792,7 @@ class Scheduler:
         self.new_token_ratio = data["new_token_ratio"]
         self.served = dict(data["served"])
         self.finished_ids = list(data["finished_ids"])
+        self.pool.num_blocks = self.config.num_blocks
         self.pool.restore(data["pool"])
         self.requests = {}
         for rid, d in data["requests"].items():

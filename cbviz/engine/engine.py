@@ -41,6 +41,8 @@ class Engine:
         self._by_time: list[_Pending] = []
         self._by_step: list[_Pending] = []
         """Requests still to arrive, the next one last; ties arrive in the order in which they were given."""
+        self._done: list[dict[str, Any]] = []
+        """Inputs that took effect at once, to stand in the next record before the others."""
         self._known: set[str] = set()
         """All ids ever used, those of requests still to arrive included."""
         self._order = 0
@@ -163,6 +165,19 @@ class Engine:
         """Ends a request just before the next step, in whatever state it is; one that has not arrived yet never will."""
         self.inputs.append({"op": "abort", "request_id": request_id})
 
+    def resize(self, num_blocks: int) -> None:
+        """Another pool size from here on; it stands in the record of the next step. The runner must have that many blocks and be synced. Raises ConfigError."""
+        self.scheduler.resize(num_blocks)
+        self._done.append({"op": "resize", "num_blocks": num_blocks})
+
+    def reprice(self, config: EngineConfig) -> None:
+        """Another modelled device or cost model from here on; the caller sets `cost`. It stands in the record of the next step."""
+        now = self.config
+        changes = {f: getattr(config, f) for f in CONFIG_FIELDS if getattr(config, f) != getattr(now, f)}
+        self.scheduler.journal.extend(ev.Configured(f, str(getattr(now, f)), str(v)) for f, v in changes.items())
+        self.scheduler.configure(config)
+        self._done.append({"op": "configure", "changes": changes})
+
     def configure(self, **changes: Any) -> None:
         """Changes live knobs from the next step on. Raises ConfigError for a field that can't change during a run."""
         check_names(changes)
@@ -231,6 +246,7 @@ class Engine:
             self._by_step += reversed(self._arriving[1])
             self._distrust(self.runner.damaged_blocks())
             raise
+        inputs, self._done = self._done + inputs, []
         self.now_s = t1
         self._idle = not plan.chunks and not arrivals and not inputs
         return StepRecord(
@@ -251,7 +267,7 @@ class Engine:
             if i["op"] == "configure":
                 changes.update(i["changes"])
         replay.apply(self.scheduler, record, changes)
-        self.inputs = []
+        self.inputs, self._done = [], []
         self.now_s = record.t1_s
         self._idle = not record.chunks and not record.arrivals and not record.inputs
 
@@ -338,7 +354,7 @@ class Engine:
         """
         self.scheduler.restore(data["scheduler"], specs)
         self.now_s = data["now_s"]
-        self.inputs = []
+        self.inputs, self._done = [], []
         self._by_time, self._by_step, self._order, self._idle, self._known = [], [], 0, data["idle"], set()
         self.enqueue(specs[rid] for rid in data["pending"])
         self._known = set(data["known"])

@@ -250,6 +250,10 @@ class _Step:
             self.say("refused", f"{e.request_id} was refused: {e.reason}", (e.request_id,))
         for e in self.of(ev.Configured):
             self.say("configured", f"{e.field} was changed from {e.old} to {e.new}; it holds from this step's admission on")
+        for e in self.of(ev.Resized):
+            moved = f"; {count(len(e.moved), 'block')} in use beyond its end moved: {listed([f'{a} to {b}' for a, b in e.moved], 6)}" if e.moved else ""
+            lost = f"; {count(len(e.dropped), 'cached block')} can no longer be found" if e.dropped else ""
+            self.say("configured", f"The pool has {count(e.num_blocks - 1, 'block')} to give out from here on{moved}{lost}", (), [b for _, b in e.moved])
         arrived = self.of(ev.Arrived)
         if len(arrived) > 3:
             self.say("arrived", f"{count(len(arrived), 'request')} arrived: {listed([e.request_id for e in arrived], 8)}", [e.request_id for e in arrived])

@@ -264,6 +264,24 @@ def _configured(s: State, e: ev.Configured, record: StepRecord) -> None:
     s.config[e.field] = e.new
 
 
+def _resized(s: State, e: ev.Resized, record: StepRecord) -> None:
+    old, extra = s.num_blocks, max(0, e.num_blocks - s.num_blocks)
+    s.position, s.last_owner, s.cached = s.position + [0] * extra, s.last_owner + [-1] * extra, s.cached + bytes(extra)
+    for b in e.dropped:
+        s.cached[b] = 0
+    to = dict(e.moved)
+    for a, b in to.items():
+        s.holders[b] = s.holders.pop(a)
+        s.position[b], s.last_owner[b], s.cached[b] = s.position[a], s.last_owner[a], s.cached[a]
+    for rid in s.running:
+        r = s.requests[rid]
+        r.block_ids[:] = [to.get(b, b) for b in r.block_ids]
+        s.changed.add(r.index)
+    del s.position[e.num_blocks :], s.last_owner[e.num_blocks :], s.cached[e.num_blocks :]
+    s.num_blocks = e.num_blocks
+    s.touched.update(range(1, max(old, e.num_blocks)))
+
+
 def _reordered(s: State, e: ev.Reordered, record: StepRecord) -> None:
     s.waiting = list(e.request_ids)
 
@@ -396,7 +414,8 @@ def _freed(s: State, e: ev.Freed, record: StepRecord) -> None:
 
 
 _FOLD: dict[type, Any] = {
-    ev.Arrived: _arrived, ev.Starving: _executed, ev.Refused: _refused, ev.Configured: _configured, ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
+    ev.Arrived: _arrived, ev.Starving: _executed, ev.Refused: _refused, ev.Configured: _configured, ev.Resized: _resized,
+    ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
     ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
     ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
     ev.Sampled: _sampled, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,

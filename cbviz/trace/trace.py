@@ -14,6 +14,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
+from cbviz.events import Resized
 from cbviz.messages import RequestSpec, StepRecord
 from cbviz.trace.schema import KEYFRAME_EVERY, VERSION, Keyframe, StepLine, TraceError, TraceHeader, decode_line, encode
 from cbviz.trace.state import CODE, State
@@ -42,6 +43,8 @@ class Trace:
         self.digests: dict[int, Keyframe] = {}
         """Keyframes of the control plane by step, if the producer gave them."""
         self.specs: dict[str, RequestSpec] = {}
+        self.resizes: list[tuple[int, int, int]] = []
+        """Where the pool got another size: (step, event of the step, blocks from there on)."""
         self.segments: list[list[Segment]] = []
         """For each request, in order of arrival, what it was from which step on. Adjacent segments differ."""
         self._live = State(self.header.num_blocks, self.header.block_size, self.header.config)
@@ -98,6 +101,14 @@ class Trace:
             frame = self._cache[1]
         return frame.clone()
 
+    def num_blocks_at(self, cursor: Cursor) -> int:
+        """Blocks of the pool at `cursor`, the null block included."""
+        n = self.header.num_blocks
+        for step, event, size in self.resizes:
+            if step < cursor.step or (step == cursor.step and (cursor.event is None or event < cursor.event)):
+                n = size
+        return n
+
     def segments_until(self, index: int, step: int) -> list[Segment]:
         """The request's segments that began at or before `step`."""
         return [s for s in self.segments[index] if s.step <= step]
@@ -113,6 +124,7 @@ class Trace:
         for spec in record.arrivals:
             self.specs.setdefault(spec.request_id, spec)  # an id that comes twice is refused the second time
         live.apply(record)
+        self.resizes += [(record.step, i, e.num_blocks) for i, e in enumerate(record.events) if isinstance(e, Resized)]
         for index in live.changed:
             self._note(index, record.step)
         live.changed.clear()

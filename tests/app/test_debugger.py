@@ -57,7 +57,7 @@ def test_a_fork_with_another_policy_parts_and_is_compared() -> None:
             fields = {f["name"]: f for f in page.last["forkform"]["fields"]}
             assert page.last["forkform"]["at"] == 12
             assert (fields["policy"]["value"], fields["policy"]["open"]) == ("fcfs", True)
-            assert fields["num_blocks"]["open"] is fields["modelled_device"]["open"] is False
+            assert fields["num_blocks"]["open"] is fields["modelled_device"]["open"] is True
             page.do("fork", at=12, changes={"policy": "sjf"})
             await page.until(lambda: page.last["family"]["name"] == "policy=sjf")
             main = player.session.parent  # type: ignore[union-attr]
@@ -127,7 +127,7 @@ def test_a_fork_adds_and_removes_requests() -> None:
             assert s.config.max_num_seqs == 9
             assert s.state().requests["r2"].finish_reason == "abort"
             assert [r.max_tokens for r in s.state().by_index if r.spec and r.spec.prompt == "one more prompt"] == [7]
-            await refused(page, "fork", "num_blocks can't change in the middle", at=6, changes={"num_blocks": "64"})
+            await refused(page, "fork", "num_blocks is 3, which leaves 2 to give out", at=6, changes={"num_blocks": "3"})
             await refused(page, "fork", "the least is 1", at=6, changes={"max_num_seqs": "0"})
             await refused(page, "fork", "exists already", at=6, name="mine")
             await refused(page, "fork", "not in this run", at=99)

@@ -59,8 +59,8 @@ def test_fork_compare_rewind_and_undo(voila: str, cache: Path, open_tab: Open) -
     parent = cache / "runs" / f"{re.search(r'run=([^&]+)', page.url)[1]}.jsonl"  # type: ignore[index]
     page.click(".cb-fork")
     page.wait_for_selector(".cb-fork-num_blocks")
-    assert page.locator(".cb-fork-num_blocks").is_disabled()
-    assert page.locator(".cb-fork-modelled_device").is_disabled()
+    assert page.locator(".cb-fork-num_blocks").is_enabled()
+    assert page.locator(".cb-fork-modelled_device").is_enabled()
     page.fill(".cb-fork-max_num_seqs", "0")
     page.click(".cb-fork-create")
     page.wait_for_selector(".cb-fork-error:visible")

@@ -210,6 +210,7 @@ OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
     ([ev.Skipped("a", "blocks")], {}, "a gets no token in this step: the preemption ended the round"),
     ([ev.Skipped("a", "prefill-step")], {}, "a gets no token in this step: a step of prefills goes first"),
     ([ev.Skipped("a", "max_model_len")], {}, "a gets no token in this step: max_model_len is reached"),
+    ([ev.Resized(6, [(6, 2)], [3])], {}, "The pool has 5 blocks to give out from here on; 1 block in use beyond its end moved: 6 to 2; 1 cached block can no longer be found"),
     ([ev.Reordered(["w2", "w1"])], {"waiting": 2}, "The policy put the queue into another order: w2 and w1"),
     ([ev.OutOfWindow("a", [1, 2], 0)], {}, "a gave back 2 blocks left of its attention window (1, 2)"),
     ([ev.Shared("a", [0, 5])], {}, "a shares 1 block that is already there (5)"),
