@@ -49,6 +49,7 @@ class Tab:
         self.page.set_default_timeout(WAIT_MS)
         self.asked: list[str] = []
         self.errors: list[str] = []
+        self.forgiven: tuple[str, ...] = ()  # parts of complaints that are known and none of ours; a test that fills this says why
         self.page.on("request", lambda r: self.asked.append(r.url))
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda e: self.errors.append(str(e)))
@@ -92,7 +93,7 @@ def open_tab(browser_type: Any) -> Iterator[Callable[..., Tab]]:
         return tab
 
     yield make
-    strangers, errors = [u for t in tabs for u in t.strangers], [e for t in tabs for e in t.errors]
+    strangers, errors = [u for t in tabs for u in t.strangers], [e for t in tabs for e in t.errors if not any(f in e for f in t.forgiven)]
     for t in tabs:
         t.close()
     assert strangers == []
@@ -140,7 +141,7 @@ def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Add
     folder, port = tmp_path_factory.mktemp("voila"), a_port()
     notebook = folder / "explorer.ipynb"
     shutil.copyfile(serve.notebooks() / "explorer.ipynb", notebook)
-    command = serve.explore_command(notebook, "127.0.0.1", port, ["--MappingKernelManager.cull_idle_timeout=3", "--MappingKernelManager.cull_interval=1"])
+    command = serve.explore_command(notebook, "127.0.0.1", port, ["--MappingKernelManager.cull_idle_timeout=15", "--MappingKernelManager.cull_interval=1"])
     url = f"http://127.0.0.1:{port}/"
     with serving(command, serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim"), url, folder / "log") as pid:
         address = Address(url)
