@@ -70,8 +70,12 @@ def chromium() -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Light tests first; heavy ones in one group, so that `-n 2 --dist loadgroup` never runs two of them at once."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Light tests first; heavy ones in one group, so that `-n 2 --dist loadgroup` never runs two of them at once. `deep` ones only where `-m` asks for something."""
+    if not config.getoption("-m"):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("deep")])
+        items[:] = [i for i in items if not i.get_closest_marker("deep")]
+
     def weight(item: pytest.Item) -> int:
         return max((HEAVY.index(m.name) + 1 for m in item.iter_markers() if m.name in HEAVY), default=0)
 

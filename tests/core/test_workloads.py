@@ -37,6 +37,7 @@ def test_random_workloads(discipline: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
 def test_many_random_workloads(discipline: str) -> None:
     play_all(discipline, range(NUM, 6 * NUM))
