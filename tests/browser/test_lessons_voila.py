@@ -20,11 +20,11 @@ BAD = ":is([data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='a
 
 @pytest.fixture(scope="module")
 def pages(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Voilà on a copy of the notebooks' folder, as `cbviz explore` serves its one; kernels without a page go after three seconds."""
+    """Voilà on a copy of the notebooks' folder, as `cbviz explore` serves its one; kernels without a page go after fifteen seconds."""
     folder, port = tmp_path_factory.mktemp("pages"), a_port()
     root = folder / "root"
     shutil.copytree(serve.notebooks(), root)
-    command = serve.explore_command(root, "127.0.0.1", port, ["--MappingKernelManager.cull_idle_timeout=3", "--MappingKernelManager.cull_interval=1"])
+    command = serve.explore_command(root, "127.0.0.1", port, ["--MappingKernelManager.cull_idle_timeout=15", "--MappingKernelManager.cull_interval=1"])
     url = f"http://127.0.0.1:{port}/"
     with serving(command, serve.environment(CBVIZ_CACHE=str(cache)), url, folder / "log"):
         yield url
