@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Nothing may ask a hub for anything: what a test needs is on the disk.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they start; some tests are about Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no fault of the code; and on a build server the same examples come up every time.
 settings.register_profile("cbviz", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI")))

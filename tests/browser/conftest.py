@@ -137,7 +137,7 @@ def a_port() -> int:
 
 @pytest.fixture(scope="session")
 def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    """The address of the explorer under Voilà, as `cbviz explore` serves it, but kernels without a page go after three seconds."""
+    """The address of the explorer under Voilà, as `cbviz explore` serves it, but kernels without a page go after 15 seconds."""
     folder, port = tmp_path_factory.mktemp("voila"), a_port()
     notebook = folder / "explorer.ipynb"
     shutil.copyfile(serve.notebooks() / "explorer.ipynb", notebook)

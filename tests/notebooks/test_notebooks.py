@@ -29,7 +29,7 @@ TELLS: dict[str, tuple[str, ...]] = {
     "01": ("20 requests, 975 prompt tokens, 2160 output tokens", "13.855 s", "12.960 s   1.07x", "prompts charged 13.855 s   1.00x", "4.386 s", "3.087 s", "3.216 s", "2.132 s",
            "1.36x", "1.45x", "2.06x", "815", "555", "581", "364", "the tokens are the same under both schedules: True"),
     "02": ("= 0.07 s = 70 ms", "141 GB of weights", "131,072 bytes a token", "decode, batch 1           1.0 operations a byte -> memory-bound", "-> compute-bound",
-           "the formula says 46,080"),
+           "the formula says 23,040"),
     "03": ("step 4: by hand {'a': [1, 2, 3, 6], 'b': [4, 5]}, the engine {'a': [1, 2, 3, 6], 'b': [4, 5]}, right", "26.7%", "94.2%", "count-the-blocks: "),
     "04": ("b: 8 of 10 tokens found", "c: 0 of 10 tokens found", "d: 4 of 8 tokens found", "one token must be computed to get logits",
            "the same tokens with and without the cache: True", "ABCABC in 10 blocks: hits [0, 0, 0, 16, 16, 16]", "count-the-hits: "),
@@ -85,7 +85,7 @@ def test_it_runs(run: Callable[[str], Any], name: str) -> None:
     if name[:2] in REAL:
         assert "The real model smollm2 is here" in words(nb)
     if name[:2] == "02":
-        assert "= 46,080 bytes a token" in words(nb)
+        assert "= 23,040 bytes a token" in words(nb)
     if name[:2] == "08":
         said = {m[1]: [float(m[2]), float(m[3])] for m in re.finditer(r"^(as it was|old budget|old watermark) +([\d.]+) ms +([\d.]+) ms", words(nb), re.MULTILINE)}
         assert said["old watermark"][1] < said["as it was"][1] / 5  # the proof proves something

@@ -486,8 +486,8 @@ def test_a_fork_at_the_start_may_change_everything() -> None:
     assert b.config.num_blocks == 41 and b.config.discipline == "static" and b.trace.header.block_size == 2
     assert b.trace.header.device != s.trace.header.device and b.trace[0].t1_s != s.trace[0].t1_s
     consistent(b)
-    with pytest.raises(ConfigError, match="num_blocks can't change in the middle of a run: fork at step 0"):
-        s.fork(at=3, num_blocks=9)
+    with pytest.raises(ConfigError, match="block_size can't change in the middle of a run: fork at step 0"):
+        s.fork(at=3, block_size=8)
     with pytest.raises(ConfigError, match="did you mean"):
         s.fork(at=3, polcy="fcfs")
     with pytest.raises(IndexError):
