@@ -127,8 +127,9 @@ def test_fork_compare_rewind_and_undo(voila: str, cache: Path, open_tab: Open) -
     page.wait_for_function(f"cbviz.state().steps === {len(a)}")
 
 
-def test_breakpoints_watches_and_why(voila: str, cache: Path, open_tab: Open) -> None:
-    tab = open_tab(f"{voila}?scenario=preemption", color_scheme="dark")
+@pytest.mark.parametrize("model", ["sim", pytest.param("smollm2", marks=pytest.mark.model)])
+def test_breakpoints_watches_and_why(voila: str, cache: Path, open_tab: Open, model: str) -> None:
+    tab = open_tab(f"{voila}?scenario=preemption&model={model}", color_scheme="dark")
     tab.ready()
     page = tab.page
     page.keyboard.press("Shift+B")
