@@ -256,7 +256,11 @@ def check_names(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_value(name: str, text: str) -> Any:
-    """The value of field `name` written as `text` (command line, URL). Raises ConfigError naming the field and its type."""
+    """The value of field `name` written as `text` (command line, URL). Raises ConfigError naming the field and its type.
+
+    >>> parse_value("max_num_seqs", "16"), parse_value("enable_prefix_caching", "off"), parse_value("max_model_len", "")
+    (16, False, None)
+    """
     check_names({name: text})
     kind = str(CONFIG_FIELDS[name].type)
     low = text.strip().lower()

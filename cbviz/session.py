@@ -47,6 +47,17 @@ class Session:
     `workload`: a preset's name, a file of requests, a list of RequestSpec, or None for an empty start. `runner`: `torch` (a real
     model), `sim` (made-up tokens, modelled time), or a Runner. `model`: what the runner runs (for `sim`: whose shape is priced).
     Other keywords are fields of EngineConfig. Raises ConfigError, RequestError or ModelError with what to do.
+
+    >>> import cbviz as cb
+    >>> s = cb.Session("article", runner="sim", discipline="static", max_num_seqs=4)
+    >>> s.step().step, len(s.state().running)
+    (1, 4)
+    >>> last = s.run()
+    >>> last.step
+    815
+    >>> branch = s.fork(at=0, discipline="chunked")
+    >>> branch.run().step
+    581
     """
 
     def __init__(self, workload: str | Path | Sequence[RequestSpec] | None = "article", *, runner: str | Runner = "torch", model: str = "smollm2", seed: int = 0,

@@ -27,6 +27,10 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     """Chained hash of one full block: sha256 over the parent's hash, how many ids, the token ids and whatever else decides the KV (adapter, window).
 
     Collision-resistant, so a crafted prompt can't hit another's blocks.
+
+    >>> a = hash_block(ROOT, [1, 2, 3, 4])
+    >>> a == hash_block(ROOT, [1, 2, 3, 4]), a == hash_block(a, [1, 2, 3, 4])
+    (True, False)
     """
     return sha256(parent + len(token_ids).to_bytes(4, "little") + array("q", token_ids).tobytes() + extra).digest()
 

@@ -261,6 +261,15 @@ def policy(f: Any) -> Any:
     also in a run that is on. A policy of the same name that came with the package is replaced as well, until the process ends.
 
     It is tried on a few made-up requests first, so a mistake shows in the cell. Raises PolicyError.
+
+    >>> import cbviz as cb
+    >>> @cb.policy
+    ... def longest_prompt(r, now):
+    ...     return -r.num_prompt_tokens
+    >>> s = cb.Session("article", runner="sim", policy="longest_prompt", max_num_seqs=1)
+    >>> s.step().chunks[0].num_tokens
+    99
+    >>> del POLICIES["longest_prompt"]
     """
     made: Policy
     if isinstance(f, type):

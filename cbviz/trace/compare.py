@@ -204,7 +204,17 @@ def step_values(record: StepRecord) -> dict[str, list[Any]]:
 
 
 def compare(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, with_metrics: bool = True) -> Comparison:
-    """Compares two traces step by step (schedules, blocks), request by request (tokens) and in their metrics."""
+    """Compares two traces step by step (schedules, blocks), request by request (tokens) and in their metrics.
+
+    >>> import cbviz as cb
+    >>> a = cb.Session("article", runner="sim", max_num_seqs=4)
+    >>> b = a.fork(max_num_seqs=8)
+    >>> a.run().step, b.run().step
+    (581, 364)
+    >>> c = compare(a.trace, b.trace)
+    >>> c.equal, c.tokens_equal, c.first_difference.step
+    (False, True, 1)
+    """
     notes = []
     keys = list(KEYS)
     for capability, part in (("blocks", _BLOCK_KEYS), ("tokens", _TOKEN_KEYS)):

@@ -21,7 +21,11 @@ from cbviz.trace.state import CODE, State
 
 
 class Cursor(NamedTuple):
-    """A moment of a trace: after `step` steps; with `event`, inside step `step`, after its first `event` events."""
+    """A moment of a trace: after `step` steps; with `event`, inside step `step`, after its first `event` events.
+
+    >>> Cursor(12)
+    Cursor(step=12, event=None)
+    """
 
     step: int
     event: int | None = None
