@@ -16,7 +16,7 @@ from cbviz.app import serve
 from cbviz.trace import load
 from tests.browser.conftest import Address, Tab, a_port, assert_drawn, serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(480), pytest.mark.xdist_group("heavy")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.deep, pytest.mark.model, pytest.mark.timeout(480), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
 SEEDS = (1, 2, 3, 4, 1)
 """The first and the last student open the same link."""
