@@ -271,7 +271,8 @@ def _resized(s: State, e: ev.Resized, record: StepRecord) -> None:
         s.cached[b] = 0
     to = dict(e.moved)
     for a, b in to.items():
-        s.holders[b] = s.holders.pop(a)
+        if a in s.holders:
+            s.holders[b] = s.holders.pop(a)
         s.position[b], s.last_owner[b], s.cached[b] = s.position[a], s.last_owner[a], s.cached[a]
     for rid in s.running:
         r = s.requests[rid]
