@@ -47,6 +47,6 @@ def test_it_runs_in_voila(pages: str, open_tab: Callable[..., Tab], name: str) -
     if name[:2] in WITH_EXPLORER:
         tab.ready()
     if name[:2] == "02":  # its menus are live: another context, another figure
-        page.wait_for_function("document.querySelector('.widget-interact .jp-OutputArea').innerText.includes('requests of 1,000 tokens fit')")
+        page.wait_for_function("document.querySelector('.widget-interact .jp-OutputArea')?.innerText.includes('requests of 1,000 tokens fit')")
         page.locator(".widget-interact select").nth(2).select_option(index=2)
-        page.wait_for_function("document.querySelector('.widget-interact .jp-OutputArea').innerText.includes('requests of 8,000 tokens fit')")
+        page.wait_for_function("document.querySelector('.widget-interact .jp-OutputArea')?.innerText.includes('requests of 8,000 tokens fit')")
