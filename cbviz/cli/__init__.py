@@ -1,6 +1,6 @@
 """The command line. Owns the list of commands and their exit codes; everything that computes lies elsewhere and is imported when its command runs.
 
-Exit codes: 0 all is well; 1 what `conform` held against each other differs; 2 a wrong request, in one line on stderr; 130 stopped with Ctrl-C.
+Exit codes: 0 all is well; 1 what `conform` or `bench techniques` held against each other differs; 2 a wrong request, in one line on stderr; 130 stopped with Ctrl-C.
 With `--json` one JSON object goes to stdout and nothing else does; progress, notes and errors go to stderr.
 """
 
@@ -25,7 +25,7 @@ for command in (machine.pull, machine.list_, machine.plan):
     models.command(command.__name__.rstrip("_"))(command)
 benches = typer.Typer(name="bench", help="Measure, against other people's software where it is there; without a name, everything.", rich_markup_mode=None)
 benches.callback(invoke_without_command=True)(bench.everything)
-for command in (bench.scheduler, bench.engine, bench.record):
+for command in (bench.scheduler, bench.engine, bench.techniques, bench.record):
     benches.command()(command)
 app.add_typer(models)
 app.add_typer(benches)

@@ -74,3 +74,25 @@ def record(
     with Bar("recording") as bar:
         version = play(folder, count, seed, vllm_python, bar.update)
     print(f"{count} scenarios of vLLM {version} in {folder}; replay them with: cbviz conform {folder}")
+
+
+@plain_errors
+def techniques(
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One technique; may be given more than once; by default all.", show_default=False)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The least that shows each point: seconds, and rough figures.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
+    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    as_json: Json = False,
+) -> None:
+    """What each decoding and KV technique gives and costs on the real engine, and whether what must be equal is equal; exit code 1 if it is not."""
+    from cbviz.bench import techniques as bench
+
+    chosen = bench.pick(only or ())
+    with Bar("measuring") as bar:
+        result = bench.run(chosen, model=model, seed=seed, quick=quick, progress=bar.update)
+    if as_json:
+        print_json(result)
+    else:
+        print(bench.table(result))
+    if not result["holds"]:
+        raise SystemExit(1)
