@@ -163,11 +163,11 @@ class SchedulerOutput:
 class RunnerOutput:
     """What a runner gives back: for each sampling chunk its new tokens (1 + accepted drafts)."""
 
-    __slots__ = ("counted", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "token_ids")
+    __slots__ = ("counted", "device", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "profile", "token_ids")
 
     def __init__(self, token_ids: dict[str, list[int]], *, draft_ids: dict[str, list[int]] | None = None, measured_s: float | None = None,
                  logprobs: dict[str, list[float]] | None = None, gaps: dict[str, list[float]] | None = None, expert_load: list[list[int]] | None = None,
-                 counted: dict[str, float] | None = None) -> None:
+                 counted: dict[str, float] | None = None, device: dict[str, float] | None = None, profile: StepProfile | None = None) -> None:
         self.token_ids = token_ids
         self.draft_ids = draft_ids
         self.measured_s = measured_s
@@ -179,6 +179,28 @@ class RunnerOutput:
         self.expert_load = expert_load
         self.counted = counted
         """Counted work of the real pass: `flops`, `weight_bytes`, `kv_bytes`."""
+        self.device = device
+        """What was measured on an accelerator, see `StepRecord.device`."""
+        self.profile = profile
+        """What ran inside this pass, where it was asked for."""
+
+
+class StepProfile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What ran inside one step's pass, measured: each operator or kernel once, in the order of its start.
+
+    `source`: who took the times. `names`: of operators or kernels. The others have one entry a span: index of its name, start and duration in
+    seconds from the start of the pass, and the lane it stands in (a stream, or the depth of a call inside another). `lanes`: what the lanes are.
+    """
+
+    source: str
+    names: list[str]
+    name: list[int]
+    start_s: list[float]
+    duration_s: list[float]
+    lane: list[int]
+    lanes: list[str]
+    total_s: float = 0.0
+    """Wall time of the pass while it was profiled: longer than usual."""
 
 
 class StepCost(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -264,6 +286,11 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
     """Work and lower bounds from the cost model (of the machine itself under a measured clock)."""
     measured_s: float | None = None
     counted: dict[str, float] | None = None
+    device: dict[str, float] | None = None
+    """Measured on an accelerator in this step: `busy_s` (kernels ran), `gap_s` (the rest of `measured_s`: it waited for the host), and what its driver
+    sampled last: `gpu_share` and `memory_share` (of NVML's last sampling period, 0..1), `power_w`, `clock_hz`, `memory_bytes` (in use on the device)."""
+    profile: StepProfile | None = None
+    """What ran inside this step's pass, if somebody asked for it."""
     logprobs: dict[str, list[float]] | None = None
     gaps: dict[str, list[float]] | None = None
     arrivals: list[RequestSpec] = []
@@ -281,4 +308,4 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
 
 
 __all__ = ["AnyEvent", "Chunk", "ChunkRecord", "ConfigError", "Gauges", "RequestError", "RequestSpec", "RunnerOutput", "Sampling", "SchedulerOutput", "SlotAccount", "StepCost",
-           "StepRecord", "TokenAccount"]
+           "StepProfile", "StepRecord", "TokenAccount"]
