@@ -4,6 +4,7 @@ Owns the memory and the truth about its contents; not who uses which block (that
 tensors are a cache: everything in them follows from token ids and can be computed again.
 
     layers[l].k, layers[l].v   [num_blocks, H_kv, block_size, D]   float32, or float16
+    with MLA                   [num_blocks, 1, block_size, d_c + d_rope]: the latent, then the rotated part of the key; v is a view of k's latent
     slot of a token            block id * block_size + position % block_size
 """
 
@@ -20,7 +21,7 @@ EMPTY = 0
 
 
 class KVLayer(NamedTuple):
-    """One layer's cache, `[num_blocks, H_kv, block_size, D]` each."""
+    """One layer's cache, `[num_blocks, H_kv, block_size, D]` each; with MLA `v` is the first d_c numbers of `k`, the same memory."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -53,13 +54,15 @@ class KVStore:
     """
 
     def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: torch.device | str = "cpu",
-                 dtype: torch.dtype = torch.float32) -> None:
+                 dtype: torch.dtype = torch.float32, latent_dim: int = 0) -> None:
+        """`latent_dim`: MLA (DeepSeek-V2, section 2.1): one head of `head_dim` numbers is all that is kept of a token, the first `latent_dim` are its values too. 0: keys and values."""
+        self.latent_dim = latent_dim
         self.num_layers, self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim = num_layers, num_blocks, num_kv_heads, block_size, head_dim
         self.device, self.dtype = torch.device(device), dtype
         # Zeros, not empty: masked slots are multiplied by weight 0, which a NaN would survive. On the host numpy's zeros take no memory until written; torch's do.
-        zeros = np.zeros((num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim), dtype=np.float16 if dtype == torch.float16 else np.float32)
+        zeros = np.zeros((num_layers, 1 if latent_dim else 2, num_blocks, num_kv_heads, block_size, head_dim), dtype=np.float16 if dtype == torch.float16 else np.float32)
         self._data = torch.from_numpy(zeros).to(self.device)
-        self.layers = [KVLayer(self._data[i, 0], self._data[i, 1]) for i in range(num_layers)]
+        self.layers = [KVLayer(x[0], x[0, ..., :latent_dim] if latent_dim else x[1]) for x in self._data]
         self.ledger = np.full((num_blocks, block_size), EMPTY, dtype=np.int64)
 
     @property
@@ -68,8 +71,12 @@ class KVStore:
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self._data.element_size()
+        """What is kept of one token, in all layers."""
+        return self.num_layers * (1 if self.latent_dim else 2) * self.num_kv_heads * self.head_dim * self._data.element_size()
+
+    def like(self, num_blocks: int) -> KVStore:
+        """An empty store of the same layout with another number of blocks."""
+        return KVStore(self.num_layers, num_blocks, self.num_kv_heads, self.block_size, self.head_dim, self.device, self.dtype, self.latent_dim)
 
     @property
     def num_bytes(self) -> int:

@@ -147,7 +147,7 @@ class TorchRunner:
         """The same where blocks left of a sliding window are gone: their keys are needed in lower layers, so the sequence is computed in a store of its own."""
         kv, size = self.kv, self.kv.block_size
         num = (len(ids) + size - 1) // size
-        aside = KVStore(kv.num_layers, num, kv.num_kv_heads, size, kv.head_dim, self.device, kv.dtype)
+        aside = kv.like(num)
         self._recompute(ids, list(range(num)), list(range(num)), aside)
         for b in stale:
             n = min(size, len(ids) - b * size)

@@ -49,3 +49,17 @@ def test_copies_take_contents_and_ledger_in_order() -> None:
     for b in (4, 2):
         assert (kv.layers[1].k[b] == 1).all() and (kv.layers[1].v[b] == -1).all()
         assert kv.ledger[b].tolist() == [7, 0, 0, 8]
+
+
+def test_latent_layout_keeps_one_vector_a_token() -> None:
+    """MLA: what is kept is the latent and the rotated part of the key; values are the latent itself, not a second copy."""
+    kv = KVStore(num_layers=2, num_blocks=5, num_kv_heads=1, block_size=4, head_dim=8, latent_dim=6)
+    assert kv.layers[1].k.shape == (5, 1, 4, 8) and kv.layers[1].v.shape == (5, 1, 4, 6)
+    assert kv.bytes_per_token == 2 * 8 * 4 and kv.num_bytes == kv.bytes_per_token * 5 * 4
+    kv.layers[1].k[3, 0, 2] = torch.arange(8.0)
+    assert kv.layers[1].v[3, 0, 2].tolist() == [0, 1, 2, 3, 4, 5] and not kv.layers[0].k.any()
+    kv.record([3], [2], [9])
+    kv.copy_blocks([(3, 1)])
+    assert kv.layers[1].v[1, 0, 2, 5] == 5 and kv.ledger[1].tolist() == [0, 0, 9, 0]
+    small = kv.like(2)
+    assert small.layers[0].v.shape == (2, 1, 4, 6) and small.bytes_per_token == kv.bytes_per_token and not small.ledger.any()
