@@ -55,7 +55,7 @@ class KVStore:
 
     def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: torch.device | str = "cpu",
                  dtype: torch.dtype = torch.float32, latent_dim: int = 0) -> None:
-        """`latent_dim`: MLA (DeepSeek-V2, section 2.1): one head of `head_dim` numbers is all that is kept of a token, the first `latent_dim` are its values too. 0: keys and values."""
+        """`latent_dim`: MLA (DeepSeek-V2, section 2.1): one head of `head_dim` numbers is all that is kept, its first `latent_dim` are the values too. 0: both."""
         self.latent_dim = latent_dim
         self.num_layers, self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim = num_layers, num_blocks, num_kv_heads, block_size, head_dim
         self.device, self.dtype = torch.device(device), dtype
