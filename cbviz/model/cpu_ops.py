@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from cbviz.model.kv_store import KVLayer
 from cbviz.model.matrix import Int8Matrix, Matrix, dense
-from cbviz.model.ops import Batch, OpSet, choose
+from cbviz.model.ops import Batch, OpSet, choose, experts_grouped
 
 _MAX_GATHERED_TOKENS = 16_384
 """Decodes gathered in one call: bounds the copy of keys and values (13 MB each for SmolLM2)."""
@@ -168,6 +168,60 @@ def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, windo
     return out
 
 
+def experts(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor | list[_Packed], down: torch.Tensor | list[_Packed]) -> torch.Tensor:
+    """float32: sorted tokens and grouped products. Packed in 16 bits, for which grouped products are 25 times slower on AVX2: a loop over the experts that somebody chose."""
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        return experts_grouped(x, weights, chosen, gate_up, down)
+    num_tokens, num_chosen = chosen.shape
+    flat = chosen.reshape(-1)
+    order = flat.argsort(stable=True)
+    y = torch.empty(len(flat), x.shape[1])
+    first = 0
+    for e, n in enumerate(flat.bincount(minlength=len(gate_up)).tolist()):
+        if n:
+            some = order[first:first + n]
+            y[some] = linear(silu_mul(linear(x[some // num_chosen], gate_up[e], None)), down[e], None)
+            first += n
+    return (y.view(num_tokens, num_chosen, x.shape[1]) * weights[:, :, None]).sum(dim=1)
+
+
+def pack_experts(weight: Matrix, num_experts: int) -> torch.Tensor | list[torch.Tensor | _Packed]:
+    """[E, out, in] float32, or one packed matrix an expert."""
+    if (isinstance(weight, torch.Tensor) and weight.dtype == torch.float32) or not _has_fbgemm():
+        return dense(weight).view(num_experts, -1, weight.shape[1])
+    n = weight.shape[0] // num_experts
+    if isinstance(weight, Int8Matrix):
+        return [pack(Int8Matrix(weight.q[i:i + n], weight.scale[i:i + n])) for i in range(0, weight.shape[0], n)]
+    return [pack(part) for part in weight.split(n)]
+
+
+def latent_attention(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLayer, batch: Batch, scale: float) -> torch.Tensor:
+    """MLA. Decodes in the latent space: one gather, one call, all heads on the one key head. A chunk with its latents expanded: fewer operations a pair."""
+    block_size, width = layer.k.shape[2:]
+    rank, heads = kv_b.shape[2], q.shape[1]
+    plain = q.shape[2] - (width - rank)
+    plan: _Plan | None = batch.shared.get(("attention", 0))
+    if plan is None:
+        plan = batch.shared[("attention", 0)] = _plan(batch, 1, 0)
+    kept = layer.k.view(-1, block_size * width)
+    out = torch.empty(len(q), heads, kv_b.shape[1] - plain)
+    for d in plan.decodes:
+        k = kept.index_select(0, d.rows).view(d.count, 1, -1, width)[:, :, :d.keys].float()
+        mine = q[d.tokens].transpose(0, 1)                                                         # [H, n, D]
+        query = torch.cat((torch.bmm(mine[..., :plain], kv_b[:, :plain]), mine[..., plain:]), dim=-1)   # [H, n, d_c + d_rope]
+        y = F.scaled_dot_product_attention(query.transpose(0, 1)[:, None], k, k[..., :rank], attn_mask=d.mask, scale=scale)
+        out[d.tokens] = torch.bmm(y[:, 0].transpose(0, 1), kv_b[:, plain:].transpose(1, 2)).transpose(0, 1)
+    for c in plan.chunks:
+        k = kept.index_select(0, c.rows).view(-1, width)[:c.keys].float()
+        expanded = (k[:, :rank] @ kv_b.reshape(-1, rank).T).view(len(k), heads, -1).transpose(0, 1)     # [H, S, d_nope + d_v]
+        keys = torch.cat((expanded[..., :plain], k[None, :, rank:].expand(heads, -1, -1)), dim=-1)
+        queries, values = q[c.first:c.last].transpose(0, 1)[None], expanded[None, ..., plain:]
+        y = F.scaled_dot_product_attention(queries, keys[None], values, attn_mask=c.mask, is_causal=c.mask is None, scale=scale)
+        out[c.first:c.last] = y[0].transpose(0, 1)
+    out[plan.num_tokens:] = 0
+    return out
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
     return F.silu(x[:, :half]).mul_(x[:, half:])
@@ -229,4 +283,5 @@ def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
     return _Plan(starts[-1], decodes, chunks)
 
 
-CPU = OpSet("torch", "plain torch, few and large calls", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack)
+CPU = OpSet("torch", "plain torch, few and large calls", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack,
+            experts=experts, pack_experts=pack_experts, latent_attention=latent_attention)

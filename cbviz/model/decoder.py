@@ -1,4 +1,4 @@
-"""One decoder for the Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3.
+"""One decoder: the Llama family (Llama, SmolLM2, Mistral, Qwen2, Qwen3), mixtures of experts (Mixtral, Qwen3-MoE, OLMoE) and MLA (DeepSeek-V2, V3).
 
 Owns the architecture: its shape (`DecoderConfig`), its weights (`Weights`), and one forward pass over a packed batch and a paged
 KV store. Knows no requests: it is given token ids, positions and a `Batch`, and returns logits of the rows asked for. What an
@@ -10,19 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from cbviz.config import ModelSpec
 from cbviz.model.hub import ModelError
-from cbviz.model.kv_store import KVStore
-from cbviz.model.matrix import Matrix, num_bytes, rows
-from cbviz.model.ops import Batch, OpSet
+from cbviz.model.kv_store import KVLayer, KVStore
+from cbviz.model.matrix import Matrix, dense, num_bytes, rows
+from cbviz.model.ops import Batch, OpSet, Router, route, write_latent
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
+_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 _MLP_ROWS = 1024
 """Tokens whose MLP is computed at once."""
+_LATENT_EPS = 1e-6
+"""Of the norms inside MLA: fixed in DeepSeek's code, whatever rms_norm_eps says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,29 @@ class DecoderConfig:
     """RMS norm of each query and key head before rotation (Qwen3)."""
     windows: tuple[int, ...] = ()
     """Attention window of each layer, 0: full attention."""
+    qk_norm_whole: bool = False
+    """RMS norm over all query heads together, and all key heads (OLMoE)."""
+    clip_qkv: float = 0.0
+    """Queries, keys and values are held within plus and minus this (OLMoE); 0: not."""
+    num_experts: int = 0
+    """Routed experts of a sparse layer; 0: every layer is dense."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    sparse_layers: tuple[int, ...] = ()
+    """The layers that have experts; the others have an MLP of `intermediate_size`."""
+    router: Router = field(default_factory=Router)
+    shared_intermediate_size: int = 0
+    """Width of the expert that every token passes through beside the routed ones; 0: none."""
+    kv_lora_rank: int = 0
+    """MLA: numbers of the latent d_c that stands for a token's keys and values; 0: no MLA."""
+    q_lora_rank: int = 0
+    """MLA: rank of the queries' own compression; 0: not compressed."""
+    qk_rope_head_dim: int = 0
+    """MLA: numbers of a query's and of the shared key's rotated part; the last of `head_dim`."""
+    v_head_dim: int = 0
+    """MLA: numbers of a value head."""
+    rope_interleave: bool = False
+    """MLA: the source has a rotated pair side by side; in the engine's layout its halves stand apart."""
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -58,6 +84,21 @@ class DecoderConfig:
             raise ModelError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}, and head_dim {self.head_dim} even")
         if len(self.windows) != self.num_layers:
             raise ModelError(f"windows names {len(self.windows)} layers, the model has {self.num_layers}")
+        if self.num_experts:
+            if not 1 <= self.num_experts_per_tok <= self.num_experts:
+                raise ModelError(f"num_experts_per_tok is {self.num_experts_per_tok}, it must lie in 1..{self.num_experts}, the number of experts")
+            if self.num_experts % self.router.num_groups:
+                raise ModelError(f"n_group is {self.router.num_groups}, it must divide the number of experts, {self.num_experts}")
+            if (limit := self.num_experts // self.router.num_groups * self.router.top_groups) < self.num_experts_per_tok:
+                raise ModelError(f"num_experts_per_tok is {self.num_experts_per_tok}, but topk_group {self.router.top_groups} leaves {limit} experts to choose from")
+            if self.moe_intermediate_size < 1:
+                raise ModelError(f"moe_intermediate_size is {self.moe_intermediate_size}, the least is 1")
+        if self.kv_lora_rank:
+            if not 0 < self.qk_rope_head_dim < self.head_dim or self.qk_rope_head_dim % 2 or self.v_head_dim < 1:
+                raise ModelError(f"qk_rope_head_dim is {self.qk_rope_head_dim} and v_head_dim {self.v_head_dim}: "
+                                 f"the first must be even and below the query head's {self.head_dim}, the second above 0")
+            if any(self.windows):
+                raise ModelError("a sliding window together with MLA is not built")
 
     @classmethod
     def from_hf(cls, c: Mapping[str, Any]) -> DecoderConfig:
@@ -69,6 +110,8 @@ class DecoderConfig:
             raise ModelError(f"hidden_act is {act!r}; only 'silu' is built")
         if c.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise ModelError(f"partial_rotary_factor is {c['partial_rotary_factor']}; only 1 is built")
+        if (bits := c.get("quantization_config")) is not None:
+            raise ModelError(f"quantization_config is {bits!s:.80}; weights in float32, float16 and bfloat16 are read")
         try:
             heads, layers = c["num_attention_heads"], c["num_hidden_layers"]
             rope = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
@@ -76,11 +119,15 @@ class DecoderConfig:
             rope.setdefault("rope_type", rope.pop("type", "default"))
             if rope["rope_type"] == "llama3":
                 rope.setdefault("original_max_position_embeddings", c["max_position_embeddings"])
-            return cls(architecture=kind, num_layers=layers, hidden_size=c["hidden_size"], num_heads=heads, num_kv_heads=c.get("num_key_value_heads") or heads,
-                       head_dim=c.get("head_dim") or c["hidden_size"] // heads, intermediate_size=c["intermediate_size"], vocab_size=c["vocab_size"],
+            latent = _hf_latent(c) if kind.startswith("deepseek") else {}
+            head_dim = latent.pop("head_dim", None) or c.get("head_dim") or c["hidden_size"] // heads
+            kv_heads = heads if latent else c.get("num_key_value_heads") or heads
+            return cls(architecture=kind, num_layers=layers, hidden_size=c["hidden_size"], num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+                       intermediate_size=c["intermediate_size"], vocab_size=c["vocab_size"],
                        max_context=c["max_position_embeddings"], rms_norm_eps=c.get("rms_norm_eps", 1e-6), rope_theta=theta,
-                       rope_scaling={} if rope["rope_type"] == "default" else rope, tied_embeddings=bool(c.get("tie_word_embeddings", False)), qk_norm=kind == "qwen3",
-                       windows=_hf_windows(kind, c, layers))
+                       rope_scaling={} if rope["rope_type"] == "default" else rope, tied_embeddings=bool(c.get("tie_word_embeddings", False)),
+                       qk_norm=kind in ("qwen3", "qwen3_moe"), windows=_hf_windows(kind, c, layers), qk_norm_whole=kind == "olmoe",
+                       clip_qkv=float(c.get("clip_qkv") or 0.0), **_hf_experts(kind, c, layers), **latent)
         except KeyError as e:
             raise ModelError(f"config.json has no {e.args[0]!r}") from e
 
@@ -88,8 +135,8 @@ class DecoderConfig:
     def from_gguf(cls, m: Mapping[str, Any], *, tied: bool, vocab_size: int) -> DecoderConfig:
         """From a GGUF file's metadata. Raises ModelError naming a key that asks for what is not built."""
         arch = m.get("general.architecture", "")
-        if arch not in ARCHITECTURES:
-            raise ModelError(f"general.architecture is {arch!r}; built are {', '.join(ARCHITECTURES)}")
+        if arch not in _GGUF:
+            raise ModelError(f"general.architecture is {arch!r}; built from GGUF are {', '.join(_GGUF)}. Mixtures of experts and MLA are read from a folder with safetensors.")
         try:
             heads, layers, hidden = m[f"{arch}.attention.head_count"], m[f"{arch}.block_count"], m[f"{arch}.embedding_length"]
             head_dim = m.get(f"{arch}.attention.key_length", hidden // heads)
@@ -108,7 +155,8 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> DecoderConfig:
-        return cls(**{**d, "windows": tuple(d["windows"])})
+        """What `to_dict` made, also an older version's, which lacks the newer fields."""
+        return cls(**{**d, "windows": tuple(d["windows"]), "sparse_layers": tuple(d.get("sparse_layers", ())), "router": Router(**d.get("router", {}))})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,9 +169,35 @@ class DecoderConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def qk_nope_head_dim(self) -> int:
+        """MLA: numbers of a query head that are not rotated."""
+        return self.head_dim - self.qk_rope_head_dim
+
+    @property
+    def latent_size(self) -> int:
+        """MLA: numbers kept of a token in a layer, d_c + d_rope."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def out_size(self) -> int:
+        """Numbers of all heads' attention output together."""
+        return self.num_heads * (self.v_head_dim if self.kv_lora_rank else self.head_dim)
+
+    @property
+    def is_plain(self) -> bool:
+        """No experts and no MLA: what a pass written as one call knows."""
+        return not (self.num_experts or self.kv_lora_rank or self.qk_norm_whole or self.clip_qkv)
+
+    def store(self, num_blocks: int, block_size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> KVStore:
+        """An empty KV store of this model's layout."""
+        heads, dim = (1, self.latent_size) if self.kv_lora_rank else (self.num_kv_heads, self.head_dim)
+        return KVStore(self.num_layers, num_blocks, heads, block_size, dim, device, dtype, self.kv_lora_rank)
+
     def inverse_frequencies(self) -> torch.Tensor:
-        """RoPE's frequencies [D/2], scaled as the config says (linear: position interpolation; llama3: long waves slower, short ones kept). Radians a position."""
-        freq = 1.0 / (self.rope_theta ** (torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim))
+        """RoPE's frequencies [D/2] (MLA: of the rotated part), scaled as the config says (linear: position interpolation; llama3: long waves slower). Radians a position."""
+        dim = self.qk_rope_head_dim or self.head_dim
+        freq = 1.0 / (self.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
         kind = self.rope_scaling.get("rope_type", "default")
         if kind == "default":
             return freq
@@ -139,9 +213,14 @@ class DecoderConfig:
 
     def spec(self, name: str, params: int, precision: str = "exact") -> ModelSpec:
         """What cost models and planners need: sizes as this engine holds them in that precision."""
+        expert = 3 * self.hidden_size * self.moe_intermediate_size * len(self.sparse_layers)
+        looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         return ModelSpec(name=name, num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
                          intermediate_size=self.intermediate_size, vocab_size=self.vocab_size, max_context=self.max_context, tied_embeddings=self.tied_embeddings,
-                         attention="mha" if self.num_heads == self.num_kv_heads else "gqa", sliding_window=max(self.windows),
+                         attention="mla" if self.kv_lora_rank else "mha" if self.num_heads == self.num_kv_heads else "gqa",
+                         num_experts=self.num_experts, num_experts_per_tok=self.num_experts_per_tok, moe_intermediate_size=self.moe_intermediate_size,
+                         kv_lora_rank=self.kv_lora_rank, qk_rope_head_dim=self.qk_rope_head_dim,
+                         active_params=params - looked_up - (self.num_experts - self.num_experts_per_tok) * expert if self.num_experts else 0, sliding_window=max(self.windows),
                          num_global_layers=self.windows.count(0) if any(self.windows) else 0, params=params,
                          weight_bytes_per_param={"exact": 4.0, "fast": 2.0, "int8": 1.0}[precision], kv_bytes_per_element=4.0 if precision == "exact" else 2.0,
                          source="counted from the loaded weights")
@@ -153,18 +232,31 @@ class LayerWeights:
 
     attn_norm: torch.Tensor
     qkv: Matrix
-    """[(H + 2 H_kv) D, C]: queries, keys, values below one another."""
+    """[(H + 2 H_kv) D, C]: queries, keys, values below one another. MLA: queries (or their compression, q_lora_rank), the latent, the shared rotated key."""
     o: Matrix
     mlp_norm: torch.Tensor
     gate_up: Matrix
-    """[2 I, C]: gate, then up."""
+    """[2 I, C]: gate, then up. With experts [E 2 I, C]: those of expert 0, of expert 1, ..."""
     down: Matrix
+    """[C, I]. With experts [E C, I], below one another."""
     qkv_bias: torch.Tensor | None = None
     o_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    router: torch.Tensor | None = None
+    """[E, C], float32 in every precision: a rounded score could choose another expert."""
+    router_bias: torch.Tensor | None = None
+    """[E], added to the scores when experts are chosen, not to their weights (DeepSeek-V3)."""
+    shared_gate_up: Matrix | None = None
+    shared_down: Matrix | None = None
+    q_b: Matrix | None = None
+    """MLA with compressed queries: [H (d_nope + d_rope), q_lora_rank]."""
+    q_a_norm: torch.Tensor | None = None
+    kv_b: Matrix | None = None
+    """MLA: [H (d_nope + d_v), d_c], the latent's expansion to keys and values, head by head."""
+    kv_a_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,25 +275,40 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, weights: Weights, ops: OpSet, window: int = 0) -> None:
         """`window`: attention window laid over the model's own in every layer (the smaller counts), 0: the model's own only."""
-        self.config = config
+        c = self.config = config
         self.weights = weights
         self.ops = ops
         self.windows = tuple(min(w, window) if w and window else w or window for w in config.windows)
-        tensors: list[Matrix] = [t for layer in weights.layers for t in (getattr(layer, n) for n in LayerWeights.__slots__) if t is not None]
+        if window and config.kv_lora_rank:
+            raise ModelError(f"sliding_window is {window}, but {config.architecture} has MLA, for which no window is built; set sliding_window to 0")
+        routed: list[Matrix] = [m for layer in weights.layers if layer.router is not None for m in (layer.gate_up, layer.down)]
+        tensors: list[Matrix] = [t for layer in weights.layers for n in LayerWeights.__slots__
+                                 if (t := getattr(layer, n)) is not None and not (layer.router is not None and n in ("gate_up", "down"))]
         self.layer_params = sum(t.numel() for t in tensors) + weights.norm.numel()
-        """Parameters that every token passes through, head and embedding aside."""
+        """Parameters that every token passes through, head and embedding aside: of a mixture all but the routed experts."""
         self.layer_matmul_params = sum(t.numel() for t in tensors if len(t.shape) == 2)
         self.layer_bytes = sum(map(num_bytes, [*tensors, weights.norm]))
         """Bytes that `layer_params` are held in."""
         self.head_bytes = num_bytes(weights.head)
         self.embed_row_bytes = num_bytes(weights.embed) // config.vocab_size
-        self.num_params = self.layer_params + weights.embed.numel() + (0 if config.tied_embeddings else weights.head.numel())
-        self._whole = ops.whole(self) if ops.whole is not None else None
+        self.expert_params = sum(t.numel() for t in routed) // max(1, c.num_experts * len(c.sparse_layers))
+        """Parameters of one routed expert in one layer."""
+        self.expert_bytes = sum(map(num_bytes, routed)) // max(1, c.num_experts * len(c.sparse_layers))
+        self.num_params = self.layer_params + sum(t.numel() for t in routed) + weights.embed.numel() + (0 if config.tied_embeddings else weights.head.numel())
+        self._whole = ops.whole(self) if ops.whole is not None and config.is_plain else None
         self._packed = self._pack() if self._whole is None else weights
 
     def _pack(self) -> Weights:
+        c, ops = self.config, self.ops
+
         def pack(layer: LayerWeights) -> LayerWeights:
-            return replace(layer, **{f: self.ops.pack(getattr(layer, f)) for f in ("qkv", "o", "gate_up", "down")})
+            packed = {f: ops.pack(m) for f in ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down", "q_b") if (m := getattr(layer, f)) is not None and
+                      not (layer.router is not None and f in ("gate_up", "down"))}
+            if layer.router is not None:
+                packed |= {f: ops.pack_experts(getattr(layer, f), c.num_experts) for f in ("gate_up", "down")}
+            if layer.kv_b is not None:
+                packed["kv_b"] = dense(layer.kv_b).view(c.num_heads, c.qk_nope_head_dim + c.v_head_dim, c.kv_lora_rank)
+            return replace(layer, **packed)
 
         return replace(self.weights, layers=[pack(layer) for layer in self.weights.layers], head=self.ops.pack(self.weights.head))
 
@@ -216,26 +323,14 @@ class Decoder:
         c, w, ops = self.config, self._packed, self.ops
         angles = positions.float()[:, None] * w.inverse_frequencies
         cos, sin = angles.cos(), angles.sin()
-        num_tokens, scale = len(token_ids), c.head_dim**-0.5
         residual = rows(w.embed, token_ids)
         x = ops.rms_norm(residual, w.layers[0].attn_norm, c.rms_norm_eps)
         for i, layer in enumerate(w.layers):
-            qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q = ops.rms_norm(qkv[:, :c.q_size].reshape(num_tokens, c.num_heads, c.head_dim), layer.q_norm, c.rms_norm_eps)
-                k = ops.rms_norm(qkv[:, c.q_size:c.q_size + c.kv_size].reshape(num_tokens, c.num_kv_heads, c.head_dim), layer.k_norm, c.rms_norm_eps)
-                heads = torch.cat((q, k), dim=1)
-            else:
-                heads = qkv[:, :c.q_size + c.kv_size].view(num_tokens, c.num_heads + c.num_kv_heads, c.head_dim)
-            turned = ops.rope(heads, cos, sin)
-            v = qkv[:, c.q_size + c.kv_size:].view(num_tokens, c.num_kv_heads, c.head_dim)
-            # All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step.
-            ops.write_kv(turned[:, c.num_heads:], v, kv.layers[i], batch)
-            y = ops.attention(turned[:, :c.num_heads], kv.layers[i], batch, scale, self.windows[i])
-            y = ops.linear(y.reshape(num_tokens, c.q_size), layer.o, layer.o_bias)
+            attend = self._attention if layer.kv_b is None else self._latent_attention
+            y = ops.linear(attend(i, layer, x, cos, sin, batch, kv.layers[i]), layer.o, layer.o_bias)
             x, residual = ops.add_rms_norm(y, residual, layer.mlp_norm, c.rms_norm_eps)
             # Rows of the MLP are independent: slabs bound its memory, the largest of a step.
-            slabs = [ops.linear(ops.silu_mul(ops.linear(s, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias) for s in x.split(_MLP_ROWS)]
+            slabs = [self._mlp(layer, s) if layer.router is None else self._experts(layer, s, batch) for s in x.split(_MLP_ROWS)]
             y = slabs[0] if len(slabs) == 1 else torch.cat(slabs)
             if i + 1 == c.num_layers:
                 # Only rows that sample go through the last norm and the head.
@@ -245,6 +340,99 @@ class Decoder:
         if not len(sample_rows):
             return torch.empty(0, c.vocab_size, device=x.device)
         return ops.linear(x, w.head, None)
+
+    def _attention(self, i: int, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, cache: KVLayer) -> torch.Tensor:
+        """Attention of layer `i` over x [T, C], before the output projection: [T, H D]."""
+        c, ops, num_tokens = self.config, self.ops, len(x)
+        qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qkv[:, :c.q_size], qkv[:, c.q_size:c.q_size + c.kv_size]
+            if c.qk_norm_whole:
+                q, k = ops.rms_norm(q.contiguous(), layer.q_norm, c.rms_norm_eps), ops.rms_norm(k.contiguous(), layer.k_norm, c.rms_norm_eps)
+                q, k = q.view(num_tokens, c.num_heads, c.head_dim), k.view(num_tokens, c.num_kv_heads, c.head_dim)
+            else:
+                q = ops.rms_norm(q.reshape(num_tokens, c.num_heads, c.head_dim), layer.q_norm, c.rms_norm_eps)
+                k = ops.rms_norm(k.reshape(num_tokens, c.num_kv_heads, c.head_dim), layer.k_norm, c.rms_norm_eps)
+            heads = torch.cat((q, k), dim=1)
+        else:
+            heads = qkv[:, :c.q_size + c.kv_size].view(num_tokens, c.num_heads + c.num_kv_heads, c.head_dim)
+        v = qkv[:, c.q_size + c.kv_size:].view(num_tokens, c.num_kv_heads, c.head_dim)
+        if c.clip_qkv:
+            heads, v = heads.clamp(-c.clip_qkv, c.clip_qkv), v.clamp(-c.clip_qkv, c.clip_qkv)
+        turned = ops.rope(heads, cos, sin)
+        # All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step.
+        ops.write_kv(turned[:, c.num_heads:], v, cache, batch)
+        return ops.attention(turned[:, :c.num_heads], cache, batch, c.head_dim**-0.5, self.windows[i]).reshape(num_tokens, c.q_size)
+
+    def _latent_attention(self, i: int, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, cache: KVLayer) -> torch.Tensor:
+        """MLA (DeepSeek-V2, section 2.1) over x [T, C], before the output projection: [T, H d_v]. What is cached is the latent and the one rotated key of all heads."""
+        c, ops, num_tokens = self.config, self.ops, len(x)
+        assert layer.kv_b is not None and layer.kv_a_norm is not None
+        q, latent, key = ops.linear(x, layer.qkv, None).split([c.q_lora_rank or c.q_size, c.kv_lora_rank, c.qk_rope_head_dim], dim=-1)
+        if layer.q_b is not None and layer.q_a_norm is not None:
+            q = ops.linear(ops.rms_norm(q.contiguous(), layer.q_a_norm, _LATENT_EPS), layer.q_b, None)
+        plain, turning = q.reshape(num_tokens, c.num_heads, c.head_dim).split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
+        turned = ops.rope(torch.cat((turning, key[:, None]), dim=1), cos, sin)
+        write_latent(torch.cat((ops.rms_norm(latent.contiguous(), layer.kv_a_norm, _LATENT_EPS), turned[:, -1]), dim=-1), cache, batch)
+        y = ops.latent_attention(torch.cat((plain, turned[:, :-1]), dim=-1), cast(torch.Tensor, layer.kv_b), cache, batch, c.head_dim**-0.5)
+        return y.reshape(num_tokens, c.out_size)
+
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        """The dense MLP of x [T, C]."""
+        ops = self.ops
+        return ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+
+    def _experts(self, layer: LayerWeights, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The routed experts of x [T, C], and the shared one where there is one. Notes in the batch who went where."""
+        ops = self.ops
+        assert layer.router is not None
+        weights, chosen = route(x.float() @ layer.router.T, layer.router_bias, self.config.num_experts_per_tok, self.config.router)
+        batch.chosen.append(chosen)
+        y = ops.experts(x, weights, chosen, layer.gate_up, layer.down)
+        if layer.shared_gate_up is not None:
+            y = y + ops.linear(ops.silu_mul(ops.linear(x, layer.shared_gate_up, None)), layer.shared_down, None)
+        return y
+
+
+def _hf_experts(kind: str, c: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The fields of a mixture from a config.json; none for a dense model."""
+    num = next((c[k] for k in ("n_routed_experts", "num_local_experts", "num_experts") if c.get(k)), 0)
+    if kind not in ("mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3") or not num:
+        return {}
+    sparse = list(range(layers))
+    router = Router()
+    shared = 0
+    if kind == "qwen3_moe":
+        every, dense_ones = c.get("decoder_sparse_step", 1), c.get("mlp_only_layers") or []
+        sparse = [i for i in range(layers) if i not in dense_ones and (i + 1) % every == 0]
+        router = Router(normalise=bool(c.get("norm_topk_prob", False)))
+    elif kind == "olmoe":
+        router = Router(normalise=bool(c.get("norm_topk_prob", False)))
+    elif kind.startswith("deepseek"):
+        if c.get("moe_layer_freq", 1) != 1:
+            raise ModelError(f"moe_layer_freq is {c['moe_layer_freq']}; only 1 is built")
+        sparse = list(range(c.get("first_k_dense_replace", 0), layers))
+        shared = c["moe_intermediate_size"] * (c.get("n_shared_experts") or 0)
+        scale = float(c.get("routed_scaling_factor", 1.0))
+        if kind == "deepseek_v3":
+            router = Router("sigmoid", bool(c.get("norm_topk_prob", True)), scale, c.get("n_group") or 1, c.get("topk_group") or 1, "top2")
+        elif (method := c.get("topk_method", "greedy")) not in ("greedy", "group_limited_greedy"):
+            raise ModelError(f"topk_method is {method!r}; built for deepseek_v2 are greedy and group_limited_greedy")
+        elif c.get("norm_topk_prob"):
+            raise ModelError("norm_topk_prob is true; for deepseek_v2 only false is built")
+        else:
+            limited = method == "group_limited_greedy"
+            router = Router("softmax", False, scale, (c.get("n_group") or 1) if limited else 1, (c.get("topk_group") or 1) if limited else 1)
+    return {"num_experts": num, "num_experts_per_tok": c["num_experts_per_tok"], "moe_intermediate_size": c.get("moe_intermediate_size") or c["intermediate_size"],
+            "sparse_layers": tuple(sparse), "router": router, "shared_intermediate_size": shared}
+
+
+def _hf_latent(c: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of MLA from a config.json."""
+    if c.get("attention_bias"):
+        raise ModelError("attention_bias is true; MLA is built without biases")
+    return {"kv_lora_rank": c["kv_lora_rank"], "q_lora_rank": c.get("q_lora_rank") or 0, "qk_rope_head_dim": c["qk_rope_head_dim"], "v_head_dim": c["v_head_dim"],
+            "head_dim": c["qk_nope_head_dim"] + c["qk_rope_head_dim"], "rope_interleave": c["model_type"] == "deepseek_v2" or bool(c.get("rope_interleave", True))}
 
 
 def _hf_windows(kind: str, c: Mapping[str, Any], layers: int) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ class LoadedModel:
                 self._other[precision] = _weights(self.config, _matrices(_in_precision(self.folder, precision)), self.weights.norm.device)
             else:
                 exact = {name: t for name, t in _named(self.weights) if isinstance(t, torch.Tensor)}
-                self._other[precision] = _weights(self.config, {n: convert(t, precision) if t.dim() == 2 else t for n, t in exact.items()}, self.weights.norm.device)
+                self._other[precision] = _weights(self.config, {n: convert(t, precision) if _is_converted(n, t) else t for n, t in exact.items()}, self.weights.norm.device)
         return self._other[precision]
 
     def spec(self, precision: str = "exact") -> ModelSpec:
@@ -156,7 +156,7 @@ def _in_precision(folder: Path, precision: str) -> Path:
     if _is_whole(path):
         return path
     exact = _map(folder / _EXACT)
-    matrix = [(name, t) for name, t in exact.items() if t.dim() == 2]
+    matrix = [(name, t) for name, t in exact.items() if _is_converted(name, t)]
 
     def both(name: str, t: torch.Tensor) -> Iterator[tuple[str, Shape, str, Callable[[], Array]]]:
         made: list[Int8Matrix] = []  # quantised when its scales are written, kept until its numbers are
@@ -175,7 +175,7 @@ def _in_precision(folder: Path, precision: str) -> Path:
         assert isinstance(m, torch.Tensor)
         return m.numpy()
 
-    tensors: list[tuple[str, Shape, str, Callable[[], Array]]] = [(name, tuple(t.shape), "F32", t.numpy) for name, t in exact.items() if t.dim() < 2]
+    tensors: list[tuple[str, Shape, str, Callable[[], Array]]] = [(name, tuple(t.shape), "F32", t.numpy) for name, t in exact.items() if not _is_converted(name, t)]
     for name, t in matrix:
         tensors += [(name, tuple(t.shape), "F16", partial(halves, t))] if precision == "fast" else both(name, t)
     handle, part = tempfile.mkstemp(dir=folder, prefix="partial-")
@@ -189,6 +189,11 @@ def _in_precision(folder: Path, precision: str) -> Path:
     finally:
         Path(part).unlink(missing_ok=True)
     return path
+
+
+def _is_converted(name: str, t: torch.Tensor) -> bool:
+    """Matrices follow the precision; vectors stay float32, and routers, whose rounding could choose another expert."""
+    return t.dim() == 2 and not name.endswith(".router")
 
 
 def _matrices(path: Path) -> dict[str, Matrix]:
@@ -298,19 +303,36 @@ def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequenci
     yield "embed", *one("embed_tokens.weight", c.vocab_size, c.hidden_size)
     for i in range(c.num_layers):
         a, m = f"layers.{i}.self_attn", f"layers.{i}.mlp"
-        qkv = {f"{a}.q_proj": c.q_size, f"{a}.k_proj": c.kv_size, f"{a}.v_proj": c.kv_size}
-        gate_up = {f"{m}.gate_proj": c.intermediate_size, f"{m}.up_proj": c.intermediate_size}
         yield f"layers.{i}.attn_norm", *one(f"layers.{i}.input_layernorm.weight", c.hidden_size)
-        yield f"layers.{i}.qkv", *stacked({f"{n}.weight": s for n, s in qkv.items()}, c.hidden_size)
-        if has(f"{a}.q_proj.bias"):
-            yield f"layers.{i}.qkv_bias", *stacked({f"{n}.bias": s for n, s in qkv.items()})
-        if c.qk_norm:
-            yield f"layers.{i}.q_norm", *one(f"{a}.q_norm.weight", c.head_dim)
-            yield f"layers.{i}.k_norm", *one(f"{a}.k_norm.weight", c.head_dim)
-        yield f"layers.{i}.o", *one(f"{a}.o_proj.weight", c.hidden_size, c.q_size)
+        if c.kv_lora_rank:
+            yield from _latent(c, i, a, checked, one)
+        else:
+            qkv = {f"{a}.q_proj": c.q_size, f"{a}.k_proj": c.kv_size, f"{a}.v_proj": c.kv_size}
+            yield f"layers.{i}.qkv", *stacked({f"{n}.weight": s for n, s in qkv.items()}, c.hidden_size)
+            if has(f"{a}.q_proj.bias"):
+                yield f"layers.{i}.qkv_bias", *stacked({f"{n}.bias": s for n, s in qkv.items()})
+            if c.qk_norm or c.qk_norm_whole:
+                yield f"layers.{i}.q_norm", *one(f"{a}.q_norm.weight", c.q_size if c.qk_norm_whole else c.head_dim)
+                yield f"layers.{i}.k_norm", *one(f"{a}.k_norm.weight", c.kv_size if c.qk_norm_whole else c.head_dim)
+        yield f"layers.{i}.o", *one(f"{a}.o_proj.weight", c.hidden_size, c.out_size)
         if has(f"{a}.o_proj.bias"):
             yield f"layers.{i}.o_bias", *one(f"{a}.o_proj.bias", c.hidden_size)
         yield f"layers.{i}.mlp_norm", *one(f"layers.{i}.post_attention_layernorm.weight", c.hidden_size)
+        if i in c.sparse_layers:
+            m = f"layers.{i}.block_sparse_moe" if c.architecture == "mixtral" else m
+            gate, up, down = ("w1", "w3", "w2") if c.architecture == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+            width, each = c.moe_intermediate_size, [f"{m}.experts.{e}" for e in range(c.num_experts)]
+            yield f"layers.{i}.router", *one(f"{m}.gate.weight", c.num_experts, c.hidden_size)
+            if has(f"{m}.gate.e_score_correction_bias"):
+                yield f"layers.{i}.router_bias", *one(f"{m}.gate.e_score_correction_bias", c.num_experts)
+            yield f"layers.{i}.gate_up", *stacked({f"{x}.{n}.weight": width for x in each for n in (gate, up)}, c.hidden_size)
+            yield f"layers.{i}.down", *stacked({f"{x}.{down}.weight": c.hidden_size for x in each}, width)
+            if c.shared_intermediate_size:
+                s, width = f"{m}.shared_experts", c.shared_intermediate_size
+                yield f"layers.{i}.shared_gate_up", *stacked({f"{s}.gate_proj.weight": width, f"{s}.up_proj.weight": width}, c.hidden_size)
+                yield f"layers.{i}.shared_down", *one(f"{s}.down_proj.weight", c.hidden_size, width)
+            continue
+        gate_up = {f"{m}.gate_proj": c.intermediate_size, f"{m}.up_proj": c.intermediate_size}
         yield f"layers.{i}.gate_up", *stacked({f"{n}.weight": s for n, s in gate_up.items()}, c.hidden_size)
         if has(f"{m}.gate_proj.bias"):
             yield f"layers.{i}.gate_up_bias", *stacked({f"{n}.bias": s for n, s in gate_up.items()})
@@ -320,6 +342,33 @@ def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequenci
     yield "norm", *one("norm.weight", c.hidden_size)
     if not c.tied_embeddings:
         yield "head", *one("lm_head.weight", c.vocab_size, c.hidden_size)
+
+
+def _latent(c: DecoderConfig, i: int, a: str, checked: Callable[..., Array], one: Callable[..., tuple[Shape, Callable[[], Array]]]) -> Tensors:
+    """MLA's projections: what is taken from the hidden state in one matrix, the rest as it stands. Rotated parts get their halves apart, as everywhere in the engine;
+    queries and the shared key alike, so that their products stay what they are."""
+
+    def apart(x: Array, heads: int) -> Array:
+        """The last qk_rope_head_dim rows of each head, from pairs to halves."""
+        if not c.rope_interleave:
+            return x
+        by_head = x.reshape(heads, -1, x.shape[1])
+        plain, turned = np.split(by_head, [by_head.shape[1] - c.qk_rope_head_dim], axis=1)
+        return np.concatenate((plain, turned[:, 0::2], turned[:, 1::2]), axis=1).reshape(x.shape)
+
+    def queries(name: str, width: int) -> Array:
+        return apart(checked(name, (c.q_size, width)), c.num_heads)
+
+    def down() -> Array:
+        q = checked(f"{a}.q_a_proj.weight", (c.q_lora_rank, c.hidden_size)) if c.q_lora_rank else queries(f"{a}.q_proj.weight", c.hidden_size)
+        return np.concatenate((q, apart(checked(f"{a}.kv_a_proj_with_mqa.weight", (c.latent_size, c.hidden_size)), 1)))
+
+    yield f"layers.{i}.qkv", ((c.q_lora_rank or c.q_size) + c.latent_size, c.hidden_size), down
+    if c.q_lora_rank:
+        yield f"layers.{i}.q_a_norm", *one(f"{a}.q_a_layernorm.weight", c.q_lora_rank)
+        yield f"layers.{i}.q_b", (c.q_size, c.q_lora_rank), lambda: queries(f"{a}.q_b_proj.weight", c.q_lora_rank)
+    yield f"layers.{i}.kv_a_norm", *one(f"{a}.kv_a_layernorm.weight", c.kv_lora_rank)
+    yield f"layers.{i}.kv_b", *one(f"{a}.kv_b_proj.weight", c.num_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank)
 
 
 def _write(path: Path, tensors: Tensors) -> None:

@@ -5,6 +5,8 @@ Owns shapes and meaning. Every faster set (`cpu_ops`, Triton kernels) has the sa
     T  tokens of the step      B  sequences in the batch     C  hidden size
     H  query heads             H_kv  key/value heads         D  head size      I  MLP size
 
+    E  routed experts          K  experts a token takes
+
     q [T, H, D]   k, v [T, H_kv, D]   kv layer: k, v [num_blocks, H_kv, block_size, D]
     slot_mapping [T] int64, -1: not written     block_table [B, max_blocks] int32, padded with -1
     query_start_loc [B+1] int32                 seq_lens [B] int32: keys of each sequence, this step's included
@@ -14,11 +16,13 @@ Tokens from `query_start_loc[B]` on belong to no sequence (padding): their atten
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVLayer
@@ -41,6 +45,8 @@ class Batch:
     block_size: int
     shared: dict[Any, Any] = field(default_factory=dict)
     """What an operator computes in the first layer and uses again in the others (indices, masks)."""
+    chosen: list[torch.Tensor] = field(default_factory=list)
+    """Filled by the pass of a mixture: the experts of each token, [T, K] a sparse layer; a layer's tokens may come in several pieces, in order."""
 
     @classmethod
     def build(cls, block_tables: list[list[int]], query_lens: list[int], seq_lens: list[int], block_size: int, num_padding: int = 0, device: torch.device | str = "cpu") -> Batch:
@@ -59,6 +65,146 @@ class Batch:
             slots[starts[i]:starts[i + 1]] = table[i, pos // block_size].astype(np.int64) * block_size + pos % block_size
         return cls(torch.from_numpy(slots).to(device), torch.from_numpy(table).to(device), torch.from_numpy(starts).to(device),
                    torch.tensor(seq_lens, dtype=torch.int32, device=device), list(query_lens), list(seq_lens), block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How a token's experts are chosen from the router's scores, and what they weigh. The defaults are Mixtral's."""
+
+    score: str = "softmax"
+    """`softmax` over all experts, or `sigmoid` of each (DeepSeek-V3)."""
+    normalise: bool = True
+    """The chosen weights are divided by their sum: with softmax the same as a softmax over the chosen alone. OLMoE and DeepSeek-V2 don't."""
+    scale: float = 1.0
+    """Factor of the weights (DeepSeek's routed_scaling_factor)."""
+    num_groups: int = 1
+    """Group-limited routing: experts stand in this many groups, and only the best `top_groups` of them are chosen from."""
+    top_groups: int = 1
+    group_score: str = "max"
+    """A group is as good as its best expert (`max`, V2) or its two best together (`top2`, V3)."""
+
+    def __post_init__(self) -> None:
+        if self.score not in ("softmax", "sigmoid") or self.group_score not in ("max", "top2"):
+            raise ModelError(f"the router scores by {self.score!r} and groups by {self.group_score!r}; built are softmax and sigmoid, max and top2")
+        if not 1 <= self.top_groups <= self.num_groups:
+            raise ModelError(f"topk_group is {self.top_groups}, it must lie in 1..n_group, {self.num_groups}")
+
+
+def route(scores: torch.Tensor, bias: torch.Tensor | None, num_chosen: int, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
+    """(router scores [T, E] float32, bias [E] or None) -> the chosen experts' weights [T, K] and their numbers [T, K].
+
+    Groups and bias have a say in who is chosen, not in the weights, which are the scores themselves. Softmax over all, then the best divided by their
+    sum, is a softmax over the best alone: Mixtral's and Qwen3's routers are one.
+    """
+    num_tokens, num_experts = scores.shape
+    shares = scores.softmax(dim=-1) if router.score == "softmax" else scores.sigmoid()
+    ranked = shares if bias is None else shares + bias
+    if router.num_groups > 1:
+        grouped = ranked.view(num_tokens, router.num_groups, num_experts // router.num_groups)
+        good = grouped.amax(dim=-1) if router.group_score == "max" else grouped.topk(2, dim=-1).values.sum(dim=-1)
+        open_groups = torch.zeros_like(good, dtype=torch.bool).scatter_(1, good.topk(router.top_groups, dim=-1).indices, True)
+        ranked = grouped.masked_fill(~open_groups[:, :, None], float("-inf")).view(num_tokens, num_experts)
+    chosen = ranked.topk(num_chosen, dim=-1).indices
+    weights = shares.gather(1, chosen)
+    if router.normalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights * router.scale, chosen
+
+
+def experts_loop(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """One expert after the other, each on the tokens that chose it."""
+    out = torch.zeros_like(x)
+    for e in range(len(gate_up)):
+        tokens, places = (chosen == e).nonzero(as_tuple=True)
+        if len(tokens):
+            y = silu_mul(x[tokens] @ gate_up[e].T) @ down[e].T
+            out[tokens] += y * weights[tokens, places, None].to(y.dtype)
+    return out
+
+
+def experts_grouped(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Tokens sorted by expert, two products over the groups. A token's result is summed in its own order of experts, whoever stands beside it."""
+    if not can_group(x.device.type, x.dtype, gate_up.shape[-1], down.shape[-1]):
+        return experts_loop(x, weights, chosen, gate_up, down)
+    num_tokens, num_chosen = chosen.shape
+    flat = chosen.reshape(-1)
+    order = flat.argsort(stable=True)
+    load = torch.zeros(len(gate_up), dtype=torch.int32, device=x.device).scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+    ends = load.cumsum(0, dtype=torch.int32)
+    y = F.grouped_mm(silu_mul(F.grouped_mm(x[order // num_chosen], gate_up.transpose(1, 2), offs=ends)), down.transpose(1, 2), offs=ends)
+    back = torch.empty_like(y)
+    back[order] = y
+    return (back.view(num_tokens, num_chosen, x.shape[1]) * weights[:, :, None].to(y.dtype)).sum(dim=1)
+
+
+@functools.cache
+def can_group(device: str, dtype: torch.dtype, *inner: int) -> bool:
+    """Whether this torch has `grouped_mm` for the device and type, and rows of these lengths lie on its 16 bytes."""
+    if not hasattr(F, "grouped_mm") or any(n * dtype.itemsize % 16 for n in inner):
+        return False
+    try:
+        ends = torch.tensor([2], dtype=torch.int32, device=device)
+        F.grouped_mm(torch.ones(2, 8, dtype=dtype, device=device), torch.ones(1, 8, 8, dtype=dtype, device=device).transpose(1, 2), offs=ends)
+        return True
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def pack_experts(weight: Matrix, num_experts: int) -> torch.Tensor:
+    """[E out, in] -> [E, out, in] float32."""
+    return dense(weight).view(num_experts, -1, weight.shape[1])
+
+
+def write_latent(latent: torch.Tensor, layer: KVLayer, batch: Batch) -> None:
+    """MLA's `write_kv`: latent [T, d_c + d_rope] into their slots. Padding stands at the end and is not written."""
+    n = sum(batch.query_lens_list)
+    slots = batch.slot_mapping[:n]
+    layer.k[slots // batch.block_size, 0, slots % batch.block_size] = latent[:n].to(layer.k.dtype)
+
+
+def latent_attention(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLayer, batch: Batch, scale: float) -> torch.Tensor:
+    """MLA as it is defined: every latent is expanded to keys and values of all heads, then attention as ever."""
+    rank = kv_b.shape[2]
+    plain = q.shape[2] - (layer.k.shape[3] - rank)
+    out = q.new_zeros(len(q), q.shape[1], kv_b.shape[1] - plain)
+    starts = batch.query_start_loc.tolist()
+    for b, length in enumerate(batch.seq_lens.tolist()):
+        kept = _kept(layer, batch, b, length)
+        keys_values = torch.einsum("sc,hnc->shn", kept[:, :rank], kv_b)
+        keys = torch.cat((keys_values[..., :plain], kept[:, None, rank:].expand(-1, q.shape[1], -1)), dim=-1)   # [S, H, D]
+        values = keys_values[..., plain:]
+        for t in range(starts[b], starts[b + 1]):
+            seen = length - starts[b + 1] + t + 1
+            weights = torch.softmax((keys[:seen] * q[t]).sum(-1) * scale, dim=0)
+            out[t] = (weights[:, :, None] * values[:seen]).sum(0)
+    return out
+
+
+def latent_attention_absorbed(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLayer, batch: Batch, scale: float) -> torch.Tensor:
+    """The same in the latent space: the expansion of keys is applied to the queries, that of values to the result, so that all heads share one key and value of d_c numbers.
+
+    Equal because q . (W c) = (W^T q) . c (DeepSeek-V2, section 2.1.2); it reads each latent once and expands none.
+    """
+    rank = kv_b.shape[2]
+    plain = q.shape[2] - (layer.k.shape[3] - rank)
+    query = torch.cat((torch.einsum("thn,hnc->thc", q[..., :plain], kv_b[:, :plain]), q[..., plain:]), dim=-1)   # [T, H, d_c + d_rope]
+    out = query.new_zeros(len(q), q.shape[1], rank)
+    first = 0
+    for b, (n, length) in enumerate(zip(batch.query_lens_list, batch.seq_lens_list, strict=True)):
+        kept = _kept(layer, batch, b, length)
+        scores = torch.einsum("qhd,sd->hqs", query[first:first + n], kept) * scale
+        if n > 1:
+            hidden = torch.arange(length, device=q.device) > torch.arange(length - n, length, device=q.device)[:, None]
+            scores = scores.masked_fill(hidden, float("-inf"))
+        out[first:first + n] = torch.einsum("hqs,sc->qhc", scores.softmax(dim=-1), kept[:, :rank])
+        first += n
+    return torch.einsum("thc,hvc->thv", out, kv_b[:, plain:])
+
+
+def _kept(layer: KVLayer, batch: Batch, b: int, length: int) -> torch.Tensor:
+    """What the cache holds of sequence `b`'s first `length` positions: [length, d_c + d_rope] float32."""
+    at = torch.arange(length, device=layer.k.device)
+    return layer.k[batch.block_table[b, at // batch.block_size].long(), 0, at % batch.block_size].float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +234,12 @@ class OpSet:
     """A weight matrix as `linear` wants it; done once, when a decoder is made."""
     whole: Callable[[Decoder], Callable[..., torch.Tensor] | None] | None = None
     """Where it is not None: makes a decoder's `forward` as one call, or None for a decoder that it cannot serve."""
+    experts: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, Any], torch.Tensor] = experts_grouped
+    """(x [T, C], weights [T, K], chosen [T, K], gate_up [E, 2 I, C], down [E, C, I] as `pack_experts` gives them) -> [T, C]"""
+    pack_experts: Callable[[Matrix, int], Any] = pack_experts
+    """(all experts' matrices below one another, E) -> what `experts` wants; done once, when a decoder is made."""
+    latent_attention: Callable[[torch.Tensor, torch.Tensor, KVLayer, Batch, float], torch.Tensor] = latent_attention_absorbed
+    """(q [T, H, d_nope + d_rope], expansion [H, d_nope + d_v, d_c], layer, batch, scale) -> [T, H, d_v]: MLA over the latents in the cache."""
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
@@ -149,7 +301,8 @@ def pack(weight: Matrix) -> Matrix:
     return weight
 
 
-REFERENCE = OpSet("reference", "plain torch, slow and obvious: the specification", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack)
+REFERENCE = OpSet("reference", "plain torch, slow and obvious: the specification", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack,
+                   experts=experts_loop, latent_attention=latent_attention)
 
 
 def pick(name: str, device: torch.device | str) -> OpSet:

@@ -9,7 +9,6 @@ import torch
 
 from cbviz.model import ops
 from cbviz.model.decoder import Decoder
-from cbviz.model.kv_store import KVStore
 from cbviz.model.loader import LoadedModel
 from cbviz.model.ops import Batch
 
@@ -53,6 +52,6 @@ def quality(model: LoadedModel, precision: str, sequences: Sequence[Sequence[int
 def _logits(decoder: Decoder, ids: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     c, n = decoder.config, len(ids)
     blocks = (n + _BLOCK - 1) // _BLOCK
-    kv = KVStore(c.num_layers, blocks, c.num_kv_heads, _BLOCK, c.head_dim, dtype=dtype)
+    kv = c.store(blocks, _BLOCK, dtype=dtype)
     every = torch.arange(n)
     return decoder.forward(torch.tensor(ids, dtype=torch.int64), every, Batch.build([list(range(blocks))], [n], [n], _BLOCK), kv, every)

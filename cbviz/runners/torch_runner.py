@@ -47,7 +47,7 @@ class TorchRunner:
         self.decoder = self.model.decoder(self.ops, config.sliding_window, config.precision)
         c = self.model.config
         kept = torch.float32 if config.precision == "exact" else torch.float16
-        self.kv = KVStore(c.num_layers, config.num_blocks, c.num_kv_heads, config.block_size, c.head_dim, self.device, kept)
+        self.kv = c.store(config.num_blocks, config.block_size, self.device, kept)
         self._spec = self.model.spec(config.precision)
         self._writing: set[int] = set()
 

@@ -13,13 +13,14 @@ import torch
 
 from cbviz.model import hub
 from cbviz.model.decoder import Decoder
-from cbviz.model.kv_store import KVStore
 from cbviz.model.loader import LoadedModel, load
 from cbviz.model.ops import Batch
 
 VOCAB = 97
 SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
                          "max_position_embeddings": 128, "initializer_range": 0.3, "rms_norm_eps": 1e-5}
+MLA: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 10, "moe_intermediate_size": 12,
+                       "num_experts_per_tok": 2, "first_k_dense_replace": 1}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
@@ -30,6 +31,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 10, "tie_word_embeddings": False}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 11}),
+    "qwen3-moe": ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "decoder_sparse_step": 1, "mlp_only_layers": [1], "norm_topk_prob": True,
+                               "head_dim": 10, "tie_word_embeddings": True}),
+    "qwen3-moe-raw": ("Qwen3Moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "decoder_sparse_step": 2, "norm_topk_prob": False}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "clip_qkv": 1.5, "norm_topk_prob": False}),
+    "deepseek-v2": ("DeepseekV2", MLA | {"q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 2, "topk_method": "greedy", "routed_scaling_factor": 1.3}),
+    "deepseek-v2-groups": ("DeepseekV2", MLA | {"q_lora_rank": 14, "n_routed_experts": 8, "n_shared_experts": 1, "topk_method": "group_limited_greedy", "n_group": 4,
+                                               "topk_group": 2}),
+    "deepseek-v3": ("DeepseekV3", MLA | {"q_lora_rank": 14, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2}),
+    "deepseek-v3-halves": ("DeepseekV3", MLA | {"q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "rope_interleave": False}),
 }
 
 
@@ -69,10 +80,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
             torch.manual_seed(3)
             config = getattr(transformers, f"{kind}Config")(**(SHAPE | extra), bos_token_id=1, eos_token_id=2, pad_token_id=None)
             config._attn_implementation = "eager"
+            config._experts_implementation = "eager"
             judge = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
             for key, value in judge.named_parameters():  # norms and biases start as 1 and 0: a fault there would not show
                 if value.dim() == 1:
                     torch.nn.init.normal_(value, 1.0 if "norm" in key else 0.0, 0.3)
+                elif "mlp.gate.weight" in key or "router" in key:  # starts as 0: every token would choose alike
+                    torch.nn.init.normal_(value, 0.0, 0.5)
+            for key, value in judge.named_buffers():
+                if key.endswith("e_score_correction_bias"):
+                    torch.nn.init.normal_(value, 0.0, 0.2)
             folder = tmp_path_factory.mktemp(name)
             judge.save_pretrained(folder)
             with pytest.MonkeyPatch.context() as patch:
@@ -103,10 +120,10 @@ def _feed(decoder: Decoder, sequences: list[list[int]], *, block_size: int, piec
     c = decoder.config
     needed = [(len(s) + block_size - 1) // block_size for s in sequences]
     num_blocks = sum(needed) + 3
-    kv = KVStore(c.num_layers, num_blocks, c.num_kv_heads, block_size, c.head_dim)
+    kv = c.store(num_blocks, block_size)
     for layer in kv.layers:
-        layer.k.fill_(1e6)
         layer.v.fill_(1e30)
+        layer.k.fill_(1e6)  # with MLA the same memory
     free = rng.sample(range(1, num_blocks), num_blocks - 1)
     tables = [[free.pop() for _ in range(n)] for n in needed]
     done = [0] * len(sequences)

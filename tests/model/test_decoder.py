@@ -18,7 +18,10 @@ def op_set(name: str) -> ops.OpSet:
     return cpu_ops.CPU if name == "torch" else ops.pick(name, "cpu")
 
 
-ALL = ["llama", "llama-biases", "llama-linear", "llama-llama3", "mistral-window", "qwen2", "qwen2-window", "qwen3"]
+DENSE = ["llama", "llama-biases", "llama-linear", "llama-llama3", "mistral-window", "qwen2", "qwen2-window", "qwen3"]
+MIXTURES = ["mixtral", "qwen3-moe", "qwen3-moe-raw", "olmoe"]
+LATENT = ["deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-halves"]
+ALL = DENSE + MIXTURES + LATENT
 
 
 def ids(n: int, seed: int = 0) -> list[int]:
