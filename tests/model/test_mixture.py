@@ -88,8 +88,8 @@ def test_the_three_forms_of_mla_are_equal() -> None:
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
     return {"model_type": "deepseek_v3", "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6, "intermediate_size": 8, "vocab_size": 9,
-            "max_position_embeddings": 64, "kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "n_routed_experts": 8, "num_experts_per_tok": 2,
-            "moe_intermediate_size": 12, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1} | changes
+            "max_position_embeddings": 64, "kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "n_routed_experts": 8,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1} | changes
 
 
 def test_config_is_kept_through_json() -> None:
