@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from cbviz.app import serve
 from cbviz.trace import load
 from tests.browser.conftest import Address, Tab, a_port, assert_drawn, serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.deep, pytest.mark.model, pytest.mark.timeout(480), pytest.mark.xdist_group("heavy")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(480), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
 SEEDS = (1, 2, 3, 4, 1)
 """The first and the last student open the same link."""
@@ -47,6 +48,18 @@ def kernels(server: Address) -> list[psutil.Process]:
     return found
 
 
+def settled(tab: Tab, run: Path) -> int:
+    """The step at which a paused page stands once the step that was under way is done and drawn: the last one of its run, twice in a row."""
+    last, end = -1, time.monotonic() + 120
+    while time.monotonic() < end:
+        drawn, kept = tab.state()["step"], len(load(run))
+        if drawn == kept == last:
+            return int(drawn)
+        last = kept
+        tab.page.wait_for_timeout(1000)
+    raise AssertionError(f"paused, the page stands at step {drawn}, its run has {kept}")
+
+
 def test_five_step_the_real_model(server: Address, cache: Path, open_tab: Open, capsys: pytest.CaptureFixture[str]) -> None:
     tabs = []
     for seed in SEEDS:
@@ -68,14 +81,14 @@ def test_five_step_the_real_model(server: Address, cache: Path, open_tab: Open, 
         tab.page.wait_for_function("cbviz.state().step >= 30")
         tab.page.click(".cb-pause")
         tab.page.wait_for_function("!cbviz.state().playing")
-    # One stops, one goes on; then everybody's page is held against their own run.
-    ends = [t.state()["step"] for t in tabs]
+    # One goes on; then everybody's page is held against their own run.
+    runs = [cache / "runs" / f"{parse_qs(urlsplit(t.page.url).query)['run'][0]}.jsonl" for t in tabs]
+    assert len(set(runs)) == len(SEEDS)
+    ends = [settled(t, run) for t, run in zip(tabs, runs, strict=True)]
     tabs[2].step(ends[2] + 3)
     ends[2] += 3
-    assert [t.state()["step"] for t in tabs] == ends
-    runs = [parse_qs(urlsplit(t.page.url).query)["run"][0] for t in tabs]
-    assert len(set(runs)) == len(SEEDS)
-    traces = [load(cache / "runs" / f"{r}.jsonl") for r in runs]
+    assert [settled(t, run) for t, run in zip(tabs, runs, strict=True)] == ends
+    traces = [load(run) for run in runs]
     for tab, trace, seed in zip(tabs, traces, SEEDS):
         assert (trace.header.runner, trace.header.config["seed"]) == ("torch", seed)
         assert_drawn(tab.state(), trace)

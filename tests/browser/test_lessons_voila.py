@@ -30,7 +30,7 @@ def pages(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         yield url
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.model] * (n[:2] in REAL) + [pytest.mark.deep] * (n[:2] not in ("03", "08"))) for n in LESSONS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.model] * (n[:2] in REAL)) for n in LESSONS])
 def test_it_runs_in_voila(pages: str, open_tab: Callable[..., Tab], name: str) -> None:
     tab = open_tab(f"{pages}voila/render/{name}")
     tab.forgiven = ("setData is not a function",)  # Plotly's renderer wants to keep a picture in the notebook's model; in Voilà there is none to keep it in
