@@ -345,6 +345,9 @@ class Decoder:
         """Attention of layer `i` over x [T, C], before the output projection: [T, H D]."""
         c, ops, num_tokens = self.config, self.ops, len(x)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+        if ops.rope_and_write is not None and not c.qk_norm_whole and not c.clip_qkv:
+            q = ops.rope_and_write(qkv, cos, sin, layer.q_norm, layer.k_norm, c.rms_norm_eps, c.num_heads, cache, batch)
+            return ops.attention(q, cache, batch, c.head_dim**-0.5, self.windows[i]).reshape(num_tokens, c.q_size)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qkv[:, :c.q_size], qkv[:, c.q_size:c.q_size + c.kv_size]
             if c.qk_norm_whole:

@@ -208,6 +208,18 @@ def _kept(layer: KVLayer, batch: Batch, b: int, length: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides whether a fast operator can be used. `dtype`: of the KV cache, and of what products are fed with."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class OpSet:
     """The callables a decoder is given; there is no global choice."""
 
@@ -240,6 +252,14 @@ class OpSet:
     """(all experts' matrices below one another, E) -> what `experts` wants; done once, when a decoder is made."""
     latent_attention: Callable[[torch.Tensor, torch.Tensor, KVLayer, Batch, float], torch.Tensor] = latent_attention_absorbed
     """(q [T, H, d_nope + d_rope], expansion [H, d_nope + d_v, d_c], layer, batch, scale) -> [T, H, d_v]: MLA over the latents in the cache."""
+    rope_and_write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, float, int, KVLayer, Batch], torch.Tensor] | None = None
+    """Where it is not None: (qkv [T, (H + 2 H_kv) D], cos, sin, norm weights of queries and keys [D] or None, eps, H, layer, batch) -> q [T, H, D].
+    In one call: queries and keys normed where there are weights, rotated, keys and values written."""
+    draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """Where it is not None: (logits [R, V], temperature [R] float64, top_k [R] int64, top_p [R] float64, uniform [R] float64) -> ids [R] int64, on the
+    logits' device and without waiting for it; what `sampling.filtered_probs` and the uniform number choose. Temperature 0: the best."""
+    report: dict[str, str] = field(default_factory=dict)
+    """Operator -> which implementation it is, and why where it is not this set's own. Empty: all are."""
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
@@ -305,11 +325,22 @@ REFERENCE = OpSet("reference", "plain torch, slow and obvious: the specification
                    experts=experts_loop, latent_attention=latent_attention)
 
 
-def pick(name: str, device: torch.device | str) -> OpSet:
-    """The operators called `name` for `device`. `auto`: the fastest that works there. Raises ModelError with the reason if it does not exist."""
+def pick(name: str, device: torch.device | str, shape: Shape | None = None) -> OpSet:
+    """The operators called `name` for `device`. `auto`: the fastest that works there. Operators that cannot take `shape` are the reference's; `report` says so.
+
+    Raises ModelError with the reason if there is no such set here.
+    """
     kind = torch.device(device).type
-    if name == "reference" or (name == "auto" and kind != "cpu"):
+    if name == "reference":
         return REFERENCE
+    if name == "triton" or (name == "auto" and kind != "cpu"):
+        from cbviz.model import triton_ops
+
+        if not (why := triton_ops.unavailable(device)):
+            return triton_ops.op_set(device, shape)
+        if name == "triton":
+            raise ModelError(f"kernels 'triton' cannot be used: {why}; set kernels to 'auto', 'cpu' or 'reference'")
+        return replace(REFERENCE, about=f"{REFERENCE.about}; {why}")
     if name in ("auto", "cpu"):
         if kind != "cpu":
             raise ModelError(f"kernels 'cpu' run on the CPU, but device is {kind!r}; set device to 'cpu' or kernels to 'auto'")
@@ -317,6 +348,4 @@ def pick(name: str, device: torch.device | str) -> OpSet:
 
         built = native.library()
         return cpu_pass.op_set(built) if built.lib is not None else replace(cpu_ops.CPU, about=f"{cpu_ops.CPU.about}; {built.about}")
-    if name == "triton":
-        raise ModelError("kernels 'triton' are not built in this version; set kernels to 'auto', 'cpu' or 'reference'")
     raise ModelError(f"kernels is {name!r}, it must be one of auto, reference, cpu, triton")

@@ -43,10 +43,10 @@ class TorchRunner:
         self.device = pick_device(config.device)
         self.num_threads = threads.use_available_cpus()
         self.model = model if isinstance(model, LoadedModel) else load(model, device=self.device, progress=progress)
-        self.ops = ops.pick(config.kernels, self.device)
-        self.decoder = self.model.decoder(self.ops, config.sliding_window, config.precision)
         c = self.model.config
         kept = torch.float32 if config.precision == "exact" else torch.float16
+        self.ops = ops.pick(config.kernels, self.device, ops.Shape(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, config.block_size, kept))
+        self.decoder = self.model.decoder(self.ops, config.sliding_window, config.precision)
         self.kv = c.store(config.num_blocks, config.block_size, self.device, kept)
         self._spec = self.model.spec(config.precision)
         self._writing: set[int] = set()

@@ -97,9 +97,9 @@ def test_reference_attention_is_softmax_of_scores() -> None:
 
 def test_pick() -> None:
     assert ops.pick("auto", "cpu").name in ("compiled", "torch") and ops.pick("cpu", "cpu").name == ops.pick("auto", "cpu").name
-    assert ops.pick("auto", "cuda").name == "reference"
     assert ops.pick("reference", "cpu") is ops.REFERENCE
-    with pytest.raises(ModelError, match="'triton' are not built"):
+    assert ops.pick("auto", "cuda").name in ("reference", "triton")
+    with pytest.raises(ModelError, match=r"kernels 'triton' cannot be used: .*; set kernels to"):
         ops.pick("triton", "cpu")
     with pytest.raises(ModelError, match="device is 'cuda'"):
         ops.pick("cpu", "cuda")
