@@ -163,11 +163,12 @@ class SchedulerOutput:
 class RunnerOutput:
     """What a runner gives back: for each sampling chunk its new tokens (1 + accepted drafts)."""
 
-    __slots__ = ("counted", "device", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "profile", "token_ids")
+    __slots__ = ("counted", "device", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "profile", "routed", "token_ids")
 
     def __init__(self, token_ids: dict[str, list[int]], *, draft_ids: dict[str, list[int]] | None = None, measured_s: float | None = None,
                  logprobs: dict[str, list[float]] | None = None, gaps: dict[str, list[float]] | None = None, expert_load: list[list[int]] | None = None,
-                 counted: dict[str, float] | None = None, device: dict[str, float] | None = None, profile: StepProfile | None = None) -> None:
+                 counted: dict[str, float] | None = None, device: dict[str, float] | None = None, profile: StepProfile | None = None,
+                 routed: dict[str, list[list[int]]] | None = None) -> None:
         self.token_ids = token_ids
         self.draft_ids = draft_ids
         self.measured_s = measured_s
@@ -177,6 +178,9 @@ class RunnerOutput:
         self.gaps = gaps
         """Log-probability of the chosen token's best rival below it, as a distance in nats (best minus second): ties are visible."""
         self.expert_load = expert_load
+        """Of a mixture: how many of the step's tokens (padding included) each expert got, [layer][expert]; an empty list for a layer without experts."""
+        self.routed = routed
+        """Of a mixture: for each request that sampled, the experts that its last token took, [sparse layer][choice]."""
         self.counted = counted
         """Counted work of the real pass: `flops`, `weight_bytes`, `kv_bytes`."""
         self.device = device
@@ -286,6 +290,10 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
     """Work and lower bounds from the cost model (of the machine itself under a measured clock)."""
     measured_s: float | None = None
     counted: dict[str, float] | None = None
+    expert_load: list[list[int]] | None = None
+    """Of a mixture: tokens (padding included) of each expert, [layer][expert]; an empty list for a layer without experts."""
+    routed: dict[str, list[list[int]]] | None = None
+    """Of a mixture: for each request that sampled, the experts of its last token, [sparse layer][choice]."""
     device: dict[str, float] | None = None
     """Measured on an accelerator in this step: `busy_s` (kernels ran), `gap_s` (the rest of `measured_s`: it waited for the host), and what its driver
     sampled last: `gpu_share` and `memory_share` (of NVML's last sampling period, 0..1), `power_w`, `clock_hz`, `memory_bytes` (in use on the device)."""

@@ -32,6 +32,8 @@ def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> N
     told = _Teller(s, record)
     for e in record.events:
         told.apply(e)
+    if s.routed:
+        s.forget_routed()
     s.finished_ids = [e.request_id for e in record.events if isinstance(e, ev.Finished) and e.reason != "abort"]
     s.batch_open = bool(record.carry.get("batch_open", False))
     s.new_token_ratio = record.carry.get("new_token_ratio", INIT_NEW_TOKEN_RATIO)
@@ -48,6 +50,7 @@ class _Teller:
         self.step = record.step
         self.specs: dict[str, RequestSpec] = {x.request_id: x for x in record.arrivals}
         self.planned: dict[str, ev.Scheduled] = {}
+        self.routed = record.routed or {}
 
     def wrong(self, what: str) -> ReplayError:
         return ReplayError(f"step {self.step} does not fit the state before it: {what}")
@@ -159,6 +162,8 @@ class _Teller:
     def sampled(self, e: ev.Sampled) -> None:
         r = self.request(e.request_id)
         r.token_ids.extend(e.token_ids)
+        if self.routed:
+            self.s.note_routed(r, self.routed[e.request_id])
         r.num_computed_tokens -= e.num_rejected
 
     def finished(self, e: ev.Finished) -> None:

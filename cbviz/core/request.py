@@ -98,6 +98,8 @@ class Surroundings(Protocol):
 
     def served_tokens(self, session: str | None) -> int: ...
 
+    def expert_use(self, r: Request | None) -> tuple[tuple[float, ...], ...]: ...
+
 
 class RequestView:
     """What a policy may see of a request. Read-only; there is nothing here to change."""
@@ -204,3 +206,15 @@ class RequestView:
         """Tokens computed so far for its session; all requests without a session count as one."""
         around = self._r.surroundings
         return around.served_tokens(self._r.spec.session) if around is not None else 0
+
+    @property
+    def expert_use(self) -> tuple[tuple[float, ...], ...]:
+        """Of a mixture: which experts the tokens of its session (without one: its own) have taken so far, as shares, [sparse layer][expert]. Empty: nothing is known."""
+        around = self._r.surroundings
+        return around.expert_use(self._r) if around is not None else ()
+
+    @property
+    def batch_expert_use(self) -> tuple[tuple[float, ...], ...]:
+        """The same of all requests that run now."""
+        around = self._r.surroundings
+        return around.expert_use(None) if around is not None else ()

@@ -81,6 +81,8 @@ class Scheduler:
         """Share of the max_tokens still open that each running request is expected to use (`reserve="estimate"`)."""
         self.served: dict[str, int] = {}
         """Tokens computed for each session so far; '' stands for all requests without one."""
+        self.routed: dict[str, list[list[int]]] = {}
+        """Of a mixture: how often the tokens of each session (of a request without one: its own) took each expert, [sparse layer][expert]; fed by the runner."""
         self.batch_open = False
         """Static batching: the budget cut the batch short, so its admission goes on in the next step."""
         self._shares: list[Request] = []
@@ -650,6 +652,8 @@ class Scheduler:
             if not c.sample:
                 continue
             new = got[c.request_id]
+            if out.routed:
+                self.note_routed(r, out.routed[c.request_id])
             tokens, prompt = r.token_ids, r.num_prompt_tokens
             reason, stop, kept = "", -1, 0
             for t in new:
@@ -674,6 +678,8 @@ class Scheduler:
         if ended:
             self.running = [r for r in self.running if r.status is not Status.FINISHED or r.seat_held]
             self._close_batch()
+        if self.routed:
+            self.forget_routed()
         if not self.requests:
             self.new_token_ratio = INIT_NEW_TOKEN_RATIO
         self._shares = []
@@ -745,6 +751,33 @@ class Scheduler:
     def served_tokens(self, session: str | None) -> int:
         return self.served.get(session or "", 0)
 
+    def note_routed(self, r: Request, layers: list[list[int]]) -> None:
+        """Adds the experts that a request's newest token took, [sparse layer][choice]."""
+        counts = self.routed.setdefault(_experts_of(r), [[] for _ in layers])
+        for row, chosen in zip(counts, layers, strict=True):
+            for e in chosen:
+                row.extend([0] * (e + 1 - len(row)))
+                row[e] += 1
+
+    def forget_routed(self) -> None:
+        """Choices of requests that have ended and belong to no session are of no more use."""
+        for name in [n for n in self.routed if n.startswith("r ") and n[2:] not in self.requests]:
+            del self.routed[name]
+
+    def expert_use(self, r: Request | None) -> tuple[tuple[float, ...], ...]:
+        """How often the request's session took each expert, as shares of its choices, [sparse layer][expert]; None: those of all that run. Empty: nothing is known."""
+        if r is not None:
+            return _shares_of(self.routed.get(_experts_of(r), []))
+        total: list[list[int]] = []
+        for name in {_experts_of(x): None for x in self.running if not x.seat_held}:
+            for i, row in enumerate(self.routed.get(name, [])):
+                if i == len(total):
+                    total.append([])
+                total[i].extend([0] * (len(row) - len(total[i])))
+                for e, n in enumerate(row):
+                    total[i][e] += n
+        return _shares_of(total)
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self.waiting) or any(not r.seat_held for r in self.running)
@@ -780,7 +813,7 @@ class Scheduler:
                 for r in self.requests.values()
             },
             "pool": self.pool.snapshot(),
-        }
+        } | ({"routed": {k: [list(row) for row in v] for k, v in self.routed.items()}} if self.routed else {})
 
     def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec]) -> None:
         """Makes the state equal a snapshot's. `specs` must hold every request that the snapshot names."""
@@ -791,6 +824,7 @@ class Scheduler:
         self.batch_open = data["batch_open"]
         self.new_token_ratio = data["new_token_ratio"]
         self.served = dict(data["served"])
+        self.routed = {k: [list(row) for row in v] for k, v in data.get("routed", {}).items()}
         self.finished_ids = list(data["finished_ids"])
         self.pool.num_blocks = self.config.num_blocks
         self.pool.restore(data["pool"])
@@ -862,6 +896,15 @@ def _set_wait(r: Request, why: tuple[str, int, int] | None) -> None:
 
 def _set_overtaken(r: Request, n: int) -> None:
     r.num_overtaken = n
+
+
+def _experts_of(r: Request) -> str:
+    """Under which name a request's choices of experts are kept: its session's, else its own."""
+    return f"s {r.spec.session}" if r.spec.session else f"r {r.request_id}"
+
+
+def _shares_of(counts: list[list[int]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(n / (sum(row) or 1) for n in row) for row in counts)
 
 
 def _take_back(shares: list[Request], records: list[ChunkRecord], served: dict[str, int]) -> None:

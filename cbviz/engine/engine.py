@@ -252,7 +252,8 @@ class Engine:
         return StepRecord(
             step=plan.step, t0_s=t0, t1_s=t1, clock="measured" if measured else "modelled", chunks=s.chunk_records, events=s.drain(), tokens=s.tokens, slots=s.slots,
             gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free), cost=cost,
-            measured_s=out.measured_s, counted=out.counted, device=out.device, profile=out.profile, logprobs=out.logprobs, gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
+            measured_s=out.measured_s, counted=out.counted, expert_load=out.expert_load, routed=out.routed, device=out.device, profile=out.profile, logprobs=out.logprobs,
+            gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
             schedule_s=control if measured else None, carry=s.carry(),
         )
 

@@ -30,7 +30,7 @@ _SYNC_TOKENS = 512
 
 
 class TorchRunner:
-    """A Llama-family decoder over a paged KV store.
+    """A decoder (dense, mixture of experts, MLA) over a paged KV store.
 
     `model`: what `hub.resolve` takes (a registry name, folder, GGUF file or hub id), or a model already loaded, whose weights are then
     shared. Of `config` it reads block_size, num_blocks, sliding_window, precision, kernels, device and seed. Raises ConfigError
@@ -50,6 +50,8 @@ class TorchRunner:
         self.kv = c.store(config.num_blocks, config.block_size, self.device, kept)
         self._spec = self.model.spec(config.precision)
         self._writing: set[int] = set()
+        self._chosen: list[torch.Tensor] = []
+        """The experts of the last pass, as the decoder noted them."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -86,12 +88,14 @@ class TorchRunner:
         self.kv.record(blocks, offsets, hashes)
         self._writing = set()
         ids = [c.request_id for c in sampling]
+        load, routed = self._who_went_where(plan)
         return RunnerOutput(
             {i: [r.token_id] for i, r in zip(ids, results, strict=True)},
             measured_s=time.perf_counter() - t0,
             logprobs={i: [r.logprob] for i, r in zip(ids, results, strict=True)},
             gaps={i: [r.gap] for i, r in zip(ids, results, strict=True)},
-            counted=self._count(plan.chunks, plan.num_padding_tokens, len(ids)))
+            counted=self._count(plan.chunks, plan.num_padding_tokens, len(ids), load),
+            expert_load=load, routed=routed)
 
     def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
         """See `Runner.sync`. A shared block is computed once. Sampling state needs nothing: it is a function of seed, request and position."""
@@ -211,12 +215,27 @@ class TorchRunner:
         lens = [len(ids) for ids, _, _ in parts]
         batch = Batch.build([table for _, _, table in parts], lens, [start + n for (_, start, _), n in zip(parts, lens, strict=True)], kv.block_size, num_padding, self.device)
         as_tensor = (torch.tensor(x, dtype=torch.int64, device=self.device) for x in (token_ids, positions, sample_rows))
+        self._chosen = batch.chosen
         return self.decoder.forward(next(as_tensor), next(as_tensor), batch, kv, next(as_tensor))
 
-    def _count(self, chunks: Sequence[Chunk], num_padding: int, num_sampled: int) -> dict[str, float]:
-        """Work of this pass, from shapes. `flops`: multiplications and additions of the matrix products and of attention over the keys seen.
-        `weight_bytes`: each weight read once, the head only if somebody samples. `kv_bytes`: keys and values that each chunk sees read once, those of its tokens written once."""
+    def _who_went_where(self, plan: SchedulerOutput) -> tuple[list[list[int]] | None, dict[str, list[list[int]]] | None]:
+        """Of a mixture's last pass: tokens of each expert, [layer][expert], and of each request that sampled the experts of its last token."""
         c = self.model.config
+        if not c.sparse_layers:
+            return None, None
+        pieces = len(self._chosen) // len(c.sparse_layers)  # a layer's tokens may come in several
+        chosen = torch.stack([torch.cat(self._chosen[i:i + pieces]) for i in range(0, len(self._chosen), pieces)]).cpu().numpy()   # [sparse layer, T, K]
+        load: list[list[int]] = [[] for _ in range(c.num_layers)]
+        for layer, its in zip(c.sparse_layers, chosen, strict=True):
+            load[layer] = np.bincount(its.reshape(-1), minlength=c.num_experts).tolist()
+        last = np.cumsum([x.num_tokens for x in plan.chunks], dtype=np.int64) - 1
+        return load, {x.request_id: chosen[:, row].tolist() for x, row in zip(plan.chunks, last, strict=True) if x.sample}
+
+    def _count(self, chunks: Sequence[Chunk], num_padding: int, num_sampled: int, load: list[list[int]] | None = None) -> dict[str, float]:
+        """Work of this pass, from shapes. `flops`: multiplications and additions of the matrix products and of attention over the keys seen.
+        `weight_bytes`: each weight read once, the head only if somebody samples,
+        and of the routed experts those that some token of this step really took. `kv_bytes`: keys and values that each chunk sees read once, those of its tokens written once."""
+        c, d = self.model.config, self.decoder
         num_tokens = sum(x.num_tokens for x in chunks)
         pairs = seen = 0
         for window in self.decoder.windows:
@@ -225,10 +244,21 @@ class TorchRunner:
                 pairs += _pairs(end, window) - _pairs(x.start, window)
                 seen += end - (max(0, x.start - window + 1) if window else 0)
         head = c.hidden_size * c.vocab_size
+        attention = 4.0 * c.q_size * pairs
+        if c.kv_lora_rank:  # decodes in the latent space, chunks with every latent that they see expanded: as the CPU's operators do it
+            expansion = c.num_heads * (c.qk_nope_head_dim + c.v_head_dim) * c.kv_lora_rank
+            attention = 0.0
+            for x in chunks:
+                end = x.start + x.num_tokens
+                mine = _pairs(end, 0) - _pairs(x.start, 0)
+                attention += c.num_layers * c.num_heads * (2.0 * mine * (c.kv_lora_rank + c.latent_size) if x.num_tokens == 1 else
+                                                           2.0 * mine * (c.head_dim + c.v_head_dim)) + (0.0 if x.num_tokens == 1 else 2.0 * c.num_layers * expansion * x.start)
+        routed = d.expert_params * c.num_experts_per_tok * len(c.sparse_layers)
+        touched = sum(1 for layer in load or () for n in layer if n)
         return {
-            "flops": 2.0 * self.decoder.layer_matmul_params * (num_tokens + num_padding) + 2.0 * head * num_sampled + 4.0 * c.q_size * pairs,
-            "weight_bytes": float(self.decoder.layer_bytes + self.decoder.embed_row_bytes * (num_tokens + num_padding) + (self.decoder.head_bytes if num_sampled else 0)),
-            "kv_bytes": 2.0 * self.kv.element_size * c.kv_size * seen + float(self.kv.bytes_per_token) * num_tokens,
+            "flops": 2.0 * (d.layer_matmul_params + routed) * (num_tokens + num_padding) + 2.0 * head * num_sampled + attention,
+            "weight_bytes": float(d.layer_bytes + d.expert_bytes * touched + d.embed_row_bytes * (num_tokens + num_padding) + (d.head_bytes if num_sampled else 0)),
+            "kv_bytes": self.kv.bytes_per_token / c.num_layers * seen + float(self.kv.bytes_per_token) * num_tokens,
         }
 
 
