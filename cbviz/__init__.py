@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cbviz.breakpoints import on, watch
     from cbviz.config import ConfigError, EngineConfig
     from cbviz.core.policy import policy
+    from cbviz.core.speculative import proposer
     from cbviz.messages import RequestError, RequestSpec, Sampling
     from cbviz.session import Session
     from cbviz.trace.compare import align, compare
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigError", "Cursor", "EngineConfig", "RequestError", "RequestSpec", "Sampling", "Session", "Trace", "__version__",
-    "align", "compare", "explain", "explorer", "export_html", "load", "metrics", "on", "policy", "reservation", "views", "watch",
+    "align", "compare", "explain", "explorer", "export_html", "load", "metrics", "on", "policy", "proposer", "reservation", "views", "watch",
     "why_block", "why_chunk", "why_missed", "why_preempted", "why_waiting",
 ]
 
@@ -55,6 +56,7 @@ _HOMES = {
     "metrics": "cbviz.trace.metrics",
     "on": "cbviz.breakpoints",
     "policy": "cbviz.core.policy",
+    "proposer": "cbviz.core.speculative",
     "reservation": "cbviz.trace.reservation",
     "watch": "cbviz.breakpoints",
     **{f"why_{what}": "cbviz.trace.why" for what in ("block", "chunk", "missed", "preempted", "waiting")},

@@ -52,6 +52,11 @@ class Discipline:
     TensorRT-LLM). `retract`: before a decode step, victims lose their blocks until all others can take that step; they go behind the queue (SGLang)."""
     admission_watermark: float = 0.0
     """Share of the pool that an admission leaves free."""
+    trim_drafts: bool = True
+    """Drafts that max_tokens leaves no room for are not computed; vLLM computes them and throws the tokens away."""
+    pad_drafts: bool = False
+    """While requests decode, one that is admitted with a single token to compute gets drafts that stand for nothing, so that all rows of the step
+    are alike and a recorded graph fits (vLLM)."""
 
 
 _ARTICLE = "the article's StaticBatchingScheduler; FasterTransformer"
@@ -70,7 +75,7 @@ DISCIPLINES: dict[str, Discipline] = {
         Discipline("chunked", "Chunked prefill", "One token budget a step: decodes first, what is left goes to chunks of prompts.",
                    "Sarathi-Serve, OSDI 2024", mix="decode-first"),
         Discipline("vllm", "vLLM v1", "Step for step what vLLM's v1 scheduler does: running requests in order, then admissions, one budget.",
-                   "vLLM 0.32, v1/core/sched/scheduler.py", mix="running-first", reserve_full_isl=True),
+                   "vLLM 0.32, v1/core/sched/scheduler.py", mix="running-first", reserve_full_isl=True, trim_drafts=False, pad_drafts=True),
         Discipline("no-evict", "TensorRT-LLM no-evict",
                    "A request is admitted only if everybody's prompt + max_tokens still fits, so nobody is ever preempted; blocks are taken on demand.",
                    "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy GUARANTEED_NO_EVICT", reserve="guaranteed", mix="running-first", chunked=False),
@@ -164,6 +169,14 @@ class EngineConfig:
     sliding_window: int = knob(0, "Attention window; 0: full attention.", min=0, max=10_000_000, unit="tokens", live=False)
     victim: str | None = knob(None, "Who is preempted when the pool is full. Empty: as the discipline and policy say.",
                               choices=("policy", "last", "lowest-priority", "least-work-lost", "fewest-outputs"))
+    speculative: str = knob("off", "Speculative decoding: who proposes drafts for the model to check. off, ngram (repeats what stands in the prompt), self-draft (the first layers "
+                                   "of the model), draft-model (a second, smaller model), or a proposer of yours.")
+    num_speculative_tokens: int = knob(3, "Drafts proposed for a request in one step.", min=1, max=32, unit="tokens")
+    prompt_lookup_min: int = knob(2, "ngram: shortest run of last tokens that is looked for in the text so far.", min=1, max=64, unit="tokens")
+    prompt_lookup_max: int = knob(4, "ngram: longest run of last tokens that is looked for.", min=1, max=64, unit="tokens")
+    draft_layers: int = knob(0, "self-draft: layers that draft. 0: a third of them.", min=0, max=1000, unit="layers")
+    draft_model: str = knob("", "draft-model: a second model with the same vocabulary (name, folder or file).", live=False)
+    draft_acceptance: float = knob(0.7, "Simulated runs: chance that a draft is right, given that those before it were.", min=0.0, max=1.0)
     timeout_s: float = knob(0.0, "A request still unfinished this long after its arrival is ended; 0: never.", min=0.0, max=1e9, unit="s")
     shed_after_s: float = knob(0.0, "Load shedding: a request that has waited this long without ever running is dropped; 0: never.", min=0.0, max=1e9, unit="s")
     max_waiting_requests: int = knob(0, "Queue limit: a request that arrives while this many wait is refused; 0: no limit.", min=0, max=10_000_000, unit="requests")
@@ -183,6 +196,13 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None and self.max_model_len is not None and not self.chunked and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, but discipline {self.discipline!r} without chunked prefill computes a whole prompt in one "
                               f"step: it must be at least max_model_len, {self.max_model_len}. Raise it, lower max_model_len, or choose a chunked discipline.")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(f"prompt_lookup_min is {self.prompt_lookup_min}, it may be at most prompt_lookup_max, {self.prompt_lookup_max}")
+        if self.speculative != "off" and self.rules.pad:
+            raise ConfigError(f"speculative is {self.speculative!r}, but discipline {self.discipline!r} keeps all rows in step, one token each, as generate() does; its assisted "
+                              "generation takes a single sequence. Choose another discipline, such as static, or set speculative to off.")
+        if self.speculative == "draft-model" and not self.draft_model:
+            raise ConfigError("speculative is 'draft-model', but draft_model is empty: name a model with the same vocabulary, or choose self-draft")
 
     @property
     def rules(self) -> Discipline:
@@ -200,6 +220,16 @@ class EngineConfig:
     @property
     def chunked(self) -> bool:
         return DISCIPLINES[self.discipline].chunked if self.enable_chunked_prefill is None else self.enable_chunked_prefill
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Slots taken beyond a request's tokens of the step, into which a drafting model writes the KV of its drafts (vLLM's EAGLE and draft models)."""
+        return self.num_speculative_tokens if self.speculative in ("self-draft", "draft-model") else 0
+
+    @property
+    def num_draft_slots(self) -> int:
+        """Slots that a request may need beyond prompt + max_tokens because of drafts."""
+        return 0 if self.speculative == "off" else self.num_lookahead_tokens + (0 if self.rules.trim_drafts else self.num_speculative_tokens)
 
     @property
     def num_usable_blocks(self) -> int:

@@ -21,6 +21,7 @@ from cbviz.runners.base import Runner
 
 ENGINE_KEYS = ("added", "scheduled", "new", "resumed", "preempted", "finished_told", "running", "waiting", "blocks", "new_blocks", "free_blocks", "sampled", "appended", "finished",
                "computed_after", "free_blocks_after")
+SPEC_KEYS = ("drafts", "accepted", "proposed")
 STEP_KEYS = ("added", "aborted", "scheduled", "new", "resumed", "preempted", "running", "waiting", "blocks", "free_blocks", "sampled", "finished", "free_blocks_after")
 
 
@@ -63,8 +64,15 @@ def scheduler_config(c: dict[str, Any]) -> EngineConfig:
         discipline="vllm", policy=c["policy"], max_num_seqs=c["max_num_seqs"], max_num_batched_tokens=c["max_num_batched_tokens"], max_model_len=c["max_model_len"],
         block_size=c["block_size"], num_blocks=c["num_blocks"], enable_prefix_caching=c["enable_prefix_caching"], enable_chunked_prefill=c["enable_chunked_prefill"],
         long_prefill_token_threshold=c["long_prefill_token_threshold"], scheduler_reserve_full_isl=c["scheduler_reserve_full_isl"], sliding_window=c["sliding_window"],
-        watermark=c["watermark"],
+        watermark=c.get("watermark", 0.0), speculative=_method(c.get("num_spec_tokens", 0), c.get("num_lookahead_tokens", 0)), num_speculative_tokens=c.get("num_spec_tokens") or 3,
     )
+
+
+def _method(num_drafts: int, num_lookahead: int) -> str:
+    """A proposer of ours that takes as many slots ahead as the recorded one."""
+    if num_lookahead not in (0, num_drafts):
+        raise ValueError(f"num_lookahead_tokens is {num_lookahead}; 0 and num_spec_tokens, {num_drafts}, are known")
+    return "off" if not num_drafts else "self-draft" if num_lookahead else "ngram"
 
 
 def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -72,16 +80,28 @@ def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
     s = Scheduler(scheduler_config(d["config"]), keep_planned_hashes=True)
     requests = d["requests"]
     order = {q["id"]: i for i, q in enumerate(requests)}
-    outputs = dict.fromkeys(order, 0)
+    k, limit, fixed = d["config"].get("num_spec_tokens", 0), d["config"]["max_model_len"], d["config"].get("proposer") == "fixed"
+
+    def token(i: int, p: int) -> int:
+        return 1000 + (i * 131 + p * 17) % 499
 
     def fake_model(plan: SchedulerOutput) -> RunnerOutput:
+        """Each request has one fixed output; a proposal is right as far as a formula says."""
         tokens: dict[str, list[int]] = {}
+        drafts: dict[str, list[int]] = {}
         for c in plan.chunks:
-            if c.sample:
-                i, k = order[c.request_id], outputs[c.request_id]
-                tokens[c.request_id] = [1000 + (i * 131 + k * 17) % 499]
-                outputs[c.request_id] += 1
-        return RunnerOutput(tokens)
+            if not c.sample:
+                continue
+            i, r = order[c.request_id], s.requests[c.request_id]
+            p = r.num_output_tokens
+            right = 0
+            while right < c.num_draft and c.draft_token_ids is not None and c.draft_token_ids[right] == token(i, p + right):
+                right += 1
+            tokens[c.request_id] = [token(i, p + j) for j in range(right + 1)]
+            after = min(p + right + 1, r.max_tokens, limit - r.num_prompt_tokens)
+            n = 0 if r.num_prompt_tokens + after >= limit else k if fixed else (i * 5 + after * 3) % (k + 1)
+            drafts[c.request_id] = [token(i, after + j) if j < (i * 7 + after * 3) % (k + 1) else 999 for j in range(n)]
+        return RunnerOutput(tokens, draft_ids=drafts if k else None)
 
     last_input = max(max(q["arrival_step"], q.get("abort_step", 0)) for q in requests)
     step = 0
@@ -89,6 +109,7 @@ def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
         added = [q for q in requests if q["arrival_step"] == step]
         aborted = [q["id"] for q in requests if q.get("abort_step") == step]
         row = _play(s, order, step, added, aborted, fake_model, ignore_eos=True)
+        row["tokens"] = row["appended"]
         row["sampled"], row["finished"] = list(row["sampled"]), sorted(row["finished"], key=order.__getitem__)
         yield row
         step += 1
@@ -126,6 +147,7 @@ def _play(s: Scheduler, order: dict[str, int], step: int, added: list[dict[str, 
         "new_blocks": new_blocks,
         "free_blocks": s.pool.num_free,
     }
+    row["drafts"] = {c.request_id: c.draft_token_ids for c in plan.chunks if c.num_draft}
     out = execute(plan)
     s.update(plan, out)
     check(s)
@@ -135,6 +157,8 @@ def _play(s: Scheduler, order: dict[str, int], step: int, added: list[dict[str, 
     row["finished"] = {e.request_id: [_STATUS[e.reason], e.stop_id if e.stop_id >= 0 and e.stop_id not in s.eos_token_ids else None] for e in after if isinstance(e, ev.Finished)}
     row["computed_after"] = {c.request_id: s.requests[c.request_id].num_computed_tokens for c in plan.chunks if c.request_id in s.requests}
     row["free_blocks_after"] = s.pool.num_free
+    row["accepted"] = {c.request_id: len(out.token_ids[c.request_id]) - 1 for c in plan.chunks if c.num_draft}
+    row["proposed"] = {r.request_id: r.draft_token_ids for r in s.requests.values() if r.draft_token_ids}
     return row
 
 
@@ -186,7 +210,8 @@ def _compare(name: str, rows: Iterator[dict[str, Any]], theirs: list[dict[str, A
 
 def conform_scenario(name: str, d: dict[str, Any]) -> Outcome:
     """Replays one fake-model scenario and finds the first step and key that differ."""
-    return _compare(name, replay(d), d["steps"], STEP_KEYS)
+    keys = (*STEP_KEYS, *SPEC_KEYS, "tokens", "computed_after") if d["config"].get("num_spec_tokens") else STEP_KEYS
+    return _compare(name, replay(d), d["steps"], keys)
 
 
 def conform_engine(name: str, lines: list[dict[str, Any]], requests: list[dict[str, Any]], runner_for: Callable[[EngineConfig], Runner]) -> Outcome:
@@ -217,7 +242,7 @@ def conform(paths: list[str | Path], progress: Callable[[int, int, str], None] |
         if progress is not None:
             progress(i, len(files), name)
         d = read(path)
-        if isinstance(d, dict) and "steps" in d and "num_spec_tokens" not in d["config"]:
+        if isinstance(d, dict) and "steps" in d:
             out.append(conform_scenario(name, d))
         elif isinstance(d, list) and d and d[0].get("kind") == "config" and not d[0]["options"].get("spec"):
             out.append(conform_engine(name, d, read(path.with_name(d[0]["workload"]))["requests"], runner_for))

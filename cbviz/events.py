@@ -147,7 +147,8 @@ class Scheduled(Event):
     """The request takes `num_tokens` tokens of this step, from position `start`.
 
     `cap` says what held the chunk below `wanted`: `budget`, `threshold` (long_prefill_token_threshold), `max_model_len`, or '' (nothing).
-    `padding`: the row is computed but its output discarded (static-padded).
+    `padding`: the row is computed but its output discarded (static-padded). The last `num_draft` tokens are drafts to be checked; with
+    `draft_padding` they stand for nothing, the row is only made as long as the others (vLLM).
     """
 
     request_id: str
@@ -157,6 +158,7 @@ class Scheduled(Event):
     wanted: int = 0
     cap: str = ""
     padding: bool = False
+    draft_padding: bool = False
 
 
 class Skipped(Event):
@@ -211,11 +213,19 @@ class BlockCached(Event):
 
 
 class Sampled(Event):
-    """The request got these tokens. `num_rejected` drafts were thrown away."""
+    """The request got these tokens. `num_rejected` of its drafts were thrown away: the model chose other tokens, or the request had ended before them."""
 
     request_id: str
     token_ids: list[int]
     num_rejected: int = 0
+
+
+class Proposed(Event):
+    """`token_ids` are drafts of what the request will say next, from proposer `by`; the next step that schedules the request checks them."""
+
+    request_id: str
+    token_ids: list[int]
+    by: str = ""
 
 
 class Finished(Event):
@@ -249,5 +259,5 @@ class Freed(Event):
 
 AnyEvent = (
     Arrived | Resized | Starving | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
-    | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Finished | SeatHeld | SeatsFreed | Freed
+    | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Proposed | Finished | SeatHeld | SeatsFreed | Freed
 )

@@ -6,7 +6,7 @@ Types only; no behaviour beyond validation. Positions start at 0; `_s` is second
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -137,10 +137,23 @@ class Chunk:
         return f"Chunk({self.request_id}, {self.start}+{self.num_tokens}, sample={self.sample})"
 
 
+class Drafting(NamedTuple):
+    """How drafts are to be proposed after this step's tokens, where the runner does it."""
+
+    method: str
+    """`EngineConfig.speculative`."""
+    num_tokens: int
+    """Drafts for each request, at most."""
+    num_layers: int = 0
+    """self-draft: layers that draft, 0: the runner's choice."""
+    acceptance: float = 1.0
+    """Runs with made-up drafts: chance that one is right, given that those before it were."""
+
+
 class SchedulerOutput:
     """One step's plan, all that a runner needs. Built once a step; its views are valid until `update`."""
 
-    __slots__ = ("chunks", "copies", "finished_ids", "num_padding_tokens", "preempted_ids", "step", "swaps_in", "swaps_out")
+    __slots__ = ("chunks", "copies", "drafting", "finished_ids", "num_padding_tokens", "preempted_ids", "step", "swaps_in", "swaps_out")
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -154,6 +167,8 @@ class SchedulerOutput:
         self.finished_ids: list[str] = []
         """Requests that ended since the last plan: a runner may forget them."""
         self.preempted_ids: list[str] = []
+        self.drafting: Drafting | None = None
+        """None: no drafts are wanted."""
 
     @property
     def num_tokens(self) -> int:
@@ -171,6 +186,7 @@ class RunnerOutput:
                  routed: dict[str, list[list[int]]] | None = None) -> None:
         self.token_ids = token_ids
         self.draft_ids = draft_ids
+        """Drafts for the next step; None: this runner proposes none, and a proposer that needs only tokens may."""
         self.measured_s = measured_s
         """Wall time of the forward pass and sampling, None if nothing was measured."""
         self.logprobs = logprobs
@@ -234,7 +250,10 @@ class ChunkRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class TokenAccount(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Tokens computed in a step: `total` = useful + recomputed + padded + rejected, exactly."""
+    """Tokens computed in a step: `total` = useful + recomputed + padded + rejected, exactly.
+
+    `rejected` are drafts whose token is not in the output: the model chose another, or the request had ended.
+    """
 
     total: int = 0
     useful: int = 0
@@ -315,5 +334,5 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
     """What the scheduler's next step builds on and no event tells (`batch_open`, `new_token_ratio`), for replays."""
 
 
-__all__ = ["AnyEvent", "Chunk", "ChunkRecord", "ConfigError", "Gauges", "RequestError", "RequestSpec", "RunnerOutput", "Sampling", "SchedulerOutput", "SlotAccount", "StepCost",
-           "StepProfile", "StepRecord", "TokenAccount"]
+__all__ = ["AnyEvent", "Chunk", "ChunkRecord", "ConfigError", "Drafting", "Gauges", "RequestError", "RequestSpec", "RunnerOutput", "Sampling", "SchedulerOutput",
+           "SlotAccount", "StepCost", "StepProfile", "StepRecord", "TokenAccount"]

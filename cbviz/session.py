@@ -21,6 +21,7 @@ from cbviz.breakpoints import Breakpoint, Predicate, Stop, Watch, as_breakpoint,
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, check_names
 from cbviz.core.policy import get_policy
 from cbviz.core.replay import ReplayError
+from cbviz.core.speculative import get_proposer
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
@@ -68,6 +69,7 @@ class Session:
         self.workload_params = dict(workload_params or {})
         # What can be known to be wrong is said before a model is loaded.
         get_policy(asked.policy)
+        get_proposer(asked.speculative)
         devices.get(asked.modelled_device)
         if asked.clock == "measured" and (runner == "sim" or getattr(runner, "simulated", False)):
             raise ConfigError(f"clock is 'measured', but runner {self.runner_name} computes nothing whose time could be measured: leave clock empty or 'modelled'")

@@ -25,6 +25,19 @@ def test_all_recordings_are_equal(conformance: Path) -> None:
     assert seen == [(i, NUM_SCENARIOS) for i in range(NUM_SCENARIOS)]
 
 
+def test_all_recordings_with_speculation_are_equal(conformance: Path) -> None:
+    out = conform([conformance / "vllm-0.32-spec"])
+    assert [(o.name, o.step, o.key, o.ours, o.theirs) for o in out if not o.equal] == []
+    assert len(out) == 15 and not any(o.skipped for o in out)
+
+
+def test_without_the_padding_rule_it_is_found(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a scheduler that makes no newcomer as long as the decodes differs where the facts page says vLLM does."""
+    monkeypatch.setattr(Scheduler, "_pads_drafts", lambda self, cached, running_ran, threshold: False)
+    different = {o.name for o in conform([conformance / "vllm-0.32-spec"]) if not o.equal}
+    assert different == {"s2007", "s2008", "s2009", "s2011", "s2012", "s2014"}
+
+
 class LastComeFirstServed(Fcfs):
     def rank(self, r: RequestView, now: float) -> int:
         return -r.seq

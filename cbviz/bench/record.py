@@ -12,10 +12,11 @@ from cbviz.bench.scenarios import scenario
 from cbviz.config import ConfigError
 
 
-def record(folder: Path, count: int, seed: int, vllm_python: str | None = None, progress: Callable[[int, int, str], None] | None = None) -> str:
+def record(folder: Path, count: int, seed: int, vllm_python: str | None = None, progress: Callable[[int, int, str], None] | None = None,
+           speculative: bool = False) -> str:
     """Writes `count` recordings, of the scenarios `seed`, `seed` + 1, ..., into `folder`. Returns vLLM's version.
 
-    A scenario that does not end within the worker's step limit is left out. Raises ConfigError where there is no vLLM.
+    `speculative`: with drafts. A scenario that does not end within the worker's step limit is left out. Raises ConfigError where there is no vLLM.
     """
     python = find_python(vllm_python)
     if python is None:
@@ -26,7 +27,7 @@ def record(folder: Path, count: int, seed: int, vllm_python: str | None = None, 
     with VllmPeer(python) as peer:
         for n in range(count):
             tell(n, count, "")
-            s = scenario(seed + n)
+            s = scenario(seed + n, speculative)
             played = peer.ask("play", config=s["config"], requests=s["requests"])
             if played["complete"]:
                 raw = json.dumps({**s, **played}, separators=(",", ":")).encode()

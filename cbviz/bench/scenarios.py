@@ -10,8 +10,11 @@ import random
 from typing import Any
 
 
-def scenario(seed: int) -> dict[str, Any]:
-    """`{"name", "seed", "config", "requests"}`; equal seeds, equal scenarios. Every request fits into the pool alone, so that all finish."""
+def scenario(seed: int, speculative: bool = False) -> dict[str, Any]:
+    """`{"name", "seed", "config", "requests"}`; equal seeds, equal scenarios. Every request fits into the pool alone, so that all finish.
+
+    `speculative`: the same, with drafts by the recordings' fake proposer.
+    """
     rng = random.Random(seed)
     chunked = rng.random() < 0.8
     size = rng.choice((1, 2, 4, 4, 8, 16, 16, 32))
@@ -57,6 +60,16 @@ def scenario(seed: int) -> dict[str, Any]:
     need = max(-(-min(len(q["prompt_token_ids"]) + q["max_tokens"], limit) // size) for q in requests)
     if window:
         need = min(need, -(-min(window - 1 + config["max_num_batched_tokens"], limit) // size) + 1)
+    if speculative:
+        extra = random.Random(f"drafts {seed}")
+        k = extra.choice((1, 1, 2, 3, 3, 4, 5, 7))
+        config |= {"num_spec_tokens": k, "num_lookahead_tokens": extra.choice((0, k)), "proposer": extra.choice(("fixed", "varied"))}
+        if 0 < config["long_prefill_token_threshold"] <= k:
+            config["long_prefill_token_threshold"] = k + 1  # vLLM fails an assertion where the threshold cuts padding drafts
+        need += -(-(k + config["num_lookahead_tokens"]) // size)
+        for q in requests:
+            if extra.random() < 0.15:
+                q["prompt_token_ids"] = q["prompt_token_ids"][:1]  # one token to compute: the padding rule
     config["num_blocks"] = 1 + need + rng.choice((0, 1, 2, need // 2, need, 3 * need))
     config["num_blocks"] += int(2 * config["watermark"] * config["num_blocks"])  # room above the watermark
     return {"name": f"s{seed}", "seed": seed, "config": config, "requests": requests}

@@ -70,7 +70,10 @@ class Peer:
         shape = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
         spec = SlidingWindowSpec(**shape, sliding_window=c["sliding_window"]) if c["sliding_window"] else FullAttentionSpec(**shape)
         kv = KVCacheConfig(num_blocks=c["num_blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-        return Scheduler(vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config), block_size=size)
+        s = Scheduler(vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config), block_size=size)
+        # Set here and not by a SpeculativeConfig, which would want a drafting model to be there.
+        s.num_spec_tokens, s.num_lookahead_tokens = c.get("num_spec_tokens", 0), c.get("num_lookahead_tokens", 0)
+        return s
 
     def request(self, s: Any, number: int, q: dict[str, Any]) -> Any:
         from vllm.v1.request import Request
@@ -86,15 +89,39 @@ def token(i: int, k: int) -> int:
 
 
 def execute(s: Any, plan: Any, order: dict[str, int]) -> Any:
-    """What the model runner would return for the plan."""
+    """What the model runner would return for the plan: the drafts that are right, and one token more."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     ids = list(plan.num_scheduled_tokens)
     sampled = []
     for i in ids:
         r = s.requests[i]
-        sampled.append([token(order[i], r.num_output_tokens)] if r.num_computed_tokens >= r.num_tokens else [])
+        drafts = plan.scheduled_spec_decode_tokens.get(i, ())
+        if r.num_computed_tokens < r.num_tokens:
+            sampled.append([])
+            continue
+        p = r.num_output_tokens
+        right = 0
+        while right < len(drafts) and drafts[right] == token(order[i], p + right):
+            right += 1
+        sampled.append([token(order[i], p + j) for j in range(right + 1)])
     return ModelRunnerOutput(req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=sampled)
+
+
+def propose(s: Any, sampled: list[str], order: dict[str, int], config: dict[str, Any]) -> Any:
+    """The fake proposer's drafts for the requests that sampled and go on: how many and how many of them are right follows from a formula."""
+    from vllm.v1.outputs import DraftTokenIds
+
+    k, ids, drafts = config["num_spec_tokens"], [], []
+    for rid in sampled:
+        r = s.requests.get(rid)
+        if r is None:
+            continue
+        i, p = order[rid], r.num_output_tokens
+        n = 0 if r.num_tokens >= config["max_model_len"] else k if config["proposer"] == "fixed" else (i * 5 + p * 3) % (k + 1)
+        ids.append(rid)
+        drafts.append([token(i, p + j) if j < (i * 7 + p * 3) % (k + 1) else 999 for j in range(n)])
+    return DraftTokenIds(ids, drafts)
 
 
 def play(peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max_steps: int = 5000) -> dict[str, Any]:
@@ -137,11 +164,20 @@ def play(peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max
             "free_blocks": pool.get_num_free_blocks(),
         }
         out = execute(s, plan, order)
+        full = [list(ids) for ids in out.sampled_token_ids]
         s.update_from_output(plan, out)
         row["sampled"] = [i for i, ids in zip(out.req_ids, out.sampled_token_ids) if ids]
         row["finished"] = [i for i in order if i in known and known[i].is_finished() and i not in finish]
         finish.update((i, known[i].status.name) for i in row["finished"])
         row["free_blocks_after"] = pool.get_num_free_blocks()
+        if config.get("num_spec_tokens"):
+            lengths = dict(zip(out.req_ids, map(len, full)))
+            row["drafts"] = {i: list(ids) for i, ids in plan.scheduled_spec_decode_tokens.items()}
+            row["accepted"] = {i: lengths[i] - 1 for i in row["drafts"]}
+            row["tokens"] = {i: ids for i, ids in zip(out.req_ids, out.sampled_token_ids) if ids}  # cut in place by vLLM
+            s.update_draft_token_ids(propose(s, row["sampled"], order, config))
+            row["proposed"] = {i: list(r.spec_token_ids) for i, r in s.requests.items() if r.spec_token_ids}
+            row["computed_after"] = {i: s.requests[i].num_computed_tokens for i in out.req_ids if i in s.requests}
         steps.append(row)
     preemptions = {i: r.num_preemptions for i, r in known.items() if r.num_preemptions}
     return {"engine": f"vllm {peer.version}", "config": config, "requests": requests, "finish": finish, "num_preemptions": preemptions, "complete": not s.has_unfinished_requests(),

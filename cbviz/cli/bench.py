@@ -66,13 +66,14 @@ def record(
     folder: Annotated[Path, typer.Argument(help="Where the recordings go.")],
     count: Annotated[int, typer.Option(min=1, max=100_000, help="Random scenarios.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="The first scenario's seed.")] = 0,
+    speculative: Annotated[bool, typer.Option("--speculative", help="With speculative decoding.")] = False,
     vllm_python: VllmPython = None,
 ) -> None:
     """Record vLLM's own scheduler on random scenarios; `cbviz conform FOLDER` then holds ours against it."""
     from cbviz.bench.record import record as play
 
     with Bar("recording") as bar:
-        version = play(folder, count, seed, vllm_python, bar.update)
+        version = play(folder, count, seed, vllm_python, bar.update, speculative)
     print(f"{count} scenarios of vLLM {version} in {folder}; replay them with: cbviz conform {folder}")
 
 

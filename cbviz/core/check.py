@@ -11,6 +11,7 @@ def check(s: Scheduler) -> None:
     """Raises AssertionError naming what is wrong. Valid between steps (after `update`) and after `schedule`."""
     pool, bs = s.pool, s.kv.block_size
     refs = [0] * pool.num_blocks
+    drafted = s.drafts_in_flight
     for r in s.requests.values():
         for i, b in enumerate(r.block_ids):
             assert 0 <= b < pool.num_blocks, f"{r.request_id}: block {b} at place {i} is not in the pool"
@@ -21,7 +22,10 @@ def check(s: Scheduler) -> None:
                 refs[b] += 1
         held = [b for b in r.block_ids if b != NULL_BLOCK]
         assert len(set(held)) == len(held), f"{r.request_id}: a block stands twice in its table {r.block_ids}"
-        assert 0 <= r.num_computed_tokens <= max(r.num_tokens, 1), f"{r.request_id}: computed {r.num_computed_tokens} of {r.num_tokens} tokens"
+        most = max(r.num_tokens, 1) + drafted.get(r.request_id, 0)
+        assert 0 <= r.num_computed_tokens <= most, f"{r.request_id}: computed {r.num_computed_tokens} of {r.num_tokens} tokens and {drafted.get(r.request_id, 0)} drafts"
+        decodes = r.status is Status.RUNNING and r.num_computed_tokens == r.num_tokens - 1
+        assert decodes or not r.draft_token_ids, f"{r.request_id}: drafts {r.draft_token_ids} of a request that doesn't decode"
         assert r.num_computed_tokens <= len(r.block_ids) * bs or r.seat_held, f"{r.request_id}: {r.num_computed_tokens} computed tokens, {len(r.block_ids)} blocks"
         if r.status in (Status.WAITING, Status.PREEMPTED):
             assert not r.block_ids and r.num_computed_tokens == 0, f"{r.request_id}: waits with blocks {r.block_ids}"

@@ -132,6 +132,7 @@ class _Teller:
         r, s = self.request(e.request_id), self.s
         if s.pool.enable_caching:
             r.num_cached_blocks = max(r.num_cached_blocks, min(e.start + e.num_tokens, r.num_tokens) // s.kv.block_size)
+        r.draft_token_ids = []
         self.planned[e.request_id] = e
 
     def unscheduled(self, e: ev.Unscheduled) -> None:
@@ -156,6 +157,7 @@ class _Teller:
         for p in self.planned.values():
             r = self.request(p.request_id)
             r.num_computed_tokens += p.num_tokens
+            r.is_prefill_chunk = r.num_computed_tokens < r.num_tokens
             name = r.spec.session or ""
             self.s.served[name] = self.s.served.get(name, 0) + p.num_tokens
 
@@ -166,13 +168,16 @@ class _Teller:
             self.s.note_routed(r, self.routed[e.request_id])
         r.num_computed_tokens -= e.num_rejected
 
+    def proposed(self, e: ev.Proposed) -> None:
+        self.request(e.request_id).draft_token_ids = list(e.token_ids)
+
     def finished(self, e: ev.Finished) -> None:
         s, r = self.s, self.request(e.request_id)
         if r.status is Status.RUNNING:
             s.running.remove(r)
         else:
             s.waiting.remove(r)
-        r.status, r.finish_reason = Status.FINISHED, e.reason
+        r.status, r.finish_reason, r.draft_token_ids = Status.FINISHED, e.reason, []
         s.num_finished += 1
         self.ended = r
         del s.requests[r.request_id]
@@ -211,6 +216,7 @@ _APPLY: dict[type, Any] = {
     ev.Arrived: _Teller.arrived, ev.Resized: _Teller.resized,
     ev.Reordered: _Teller.reordered, ev.NotAdmitted: _Teller.not_admitted, ev.Admitted: _Teller.admitted, ev.Shared: _Teller.shared,
     ev.Allocated: _Teller.allocated, ev.BlockCached: _Teller.block_cached, ev.Scheduled: _Teller.scheduled, ev.Unscheduled: _Teller.unscheduled, ev.Preempted: _Teller.preempted,
-    ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
+    ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Proposed: _Teller.proposed,
+    ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
     ev.SeatHeld: _Teller.seat_held, ev.SeatsFreed: _Teller.seats_freed,
 }

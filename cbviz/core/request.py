@@ -27,7 +27,7 @@ class Request:
                                                 ^ num_computed_tokens
     """
 
-    __slots__ = ("arrival_s", "block_hashes", "block_ids", "draft_token_ids", "finish_reason", "last_wait", "max_computed", "max_tokens", "num_cached_blocks",
+    __slots__ = ("arrival_s", "block_hashes", "block_ids", "draft_token_ids", "finish_reason", "is_prefill_chunk", "last_wait", "max_computed", "max_tokens", "num_cached_blocks",
                  "num_cached_tokens", "num_computed_tokens", "num_null_blocks", "num_overtaken", "num_preemptions", "num_prompt_tokens", "output_end", "priority", "queued_step",
                  "rank", "request_id", "sampling", "seat_held", "seq", "spec", "status", "stop_ids", "surroundings", "token_ids", "view")
 
@@ -62,6 +62,9 @@ class Request:
         self.num_cached_blocks = 0
         """Leading blocks of the table that carry their hash."""
         self.draft_token_ids: list[int] = []
+        """Proposed and not yet checked: the next step that schedules the request computes them behind its last token."""
+        self.is_prefill_chunk = False
+        """The last step that scheduled it left known tokens to compute."""
         self.queued_step = step
         self.last_wait: tuple[str, int, int] | None = None
         self.rank: object = 0

@@ -25,11 +25,14 @@ from cbviz.core.block_pool import NULL_BLOCK, BlockPool
 from cbviz.core.kv_manager import KVManager
 from cbviz.core.policy import Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
 from cbviz.core.request import Request, Status
+from cbviz.core.speculative import drafts_for, get_proposer
 from cbviz.events import AnyEvent
-from cbviz.messages import Chunk, ChunkRecord, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
+from cbviz.messages import Chunk, ChunkRecord, Drafting, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
 
 _SAVED = ("status", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "last_wait", "queued_step",
-          "seat_held", "finish_reason", "rank", "num_overtaken")
+          "seat_held", "finish_reason", "rank", "num_overtaken", "is_prefill_chunk")
+NO_DRAFT = -1
+"""Stands in a plan for a draft that is none: computed, and never right."""
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO = INIT_NEW_TOKEN_RATIO * 0.14
 NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
@@ -42,7 +45,7 @@ MOST_EXPECTED_TOKENS = 4096
 
 
 class RunnerOutputError(RuntimeError):
-    """A runner broke its contract: a sampling chunk got no token. Nothing was changed."""
+    """A runner broke its contract: a sampling chunk got no token, or more than its drafts allow. Nothing was changed."""
 
 
 class Scheduler:
@@ -87,6 +90,8 @@ class Scheduler:
         """Static batching: the budget cut the batch short, so its admission goes on in the next step."""
         self._shares: list[Request] = []
         self._num_preempted = 0
+        self._prefill_ran = False
+        """A running request that was in its prefill has tokens in this step."""
         self._queues_saved = False
         self._ranked_by: Policy | None = None
         """The policy whose ranks the queue is sorted by; None: unknown."""
@@ -105,6 +110,9 @@ class Scheduler:
         rules = config.rules
         if rules.when_full != self.rules.when_full:
             self._ranked_by = None  # preempted requests stand elsewhere in the queue now
+        self.proposer = get_proposer(config.speculative)
+        self.num_lookahead = config.num_lookahead_tokens
+        self._drafting = Drafting(config.speculative, config.num_speculative_tokens, config.draft_layers, config.draft_acceptance) if self.proposer is not None else None
         self.config = config
         self.rules = rules
         self._ranked_now = False
@@ -112,7 +120,7 @@ class Scheduler:
     def resize(self, num_blocks: int) -> None:
         """Another pool size, between steps. Raises ConfigError, with the figures, if what is under way does not fit."""
         largest = max(self.requests.values(), key=lambda r: r.num_prompt_tokens + r.max_tokens, default=None)
-        need = self.kv.blocks_for(largest.num_prompt_tokens + largest.max_tokens) if largest is not None else 0
+        need = self.kv.blocks_for(largest.num_prompt_tokens + largest.max_tokens + self.config.num_draft_slots) if largest is not None else 0
         used = self.pool.num_blocks - 1 - self.pool.num_free
         if largest is not None and num_blocks - 1 < max(need, used):
             why = f"{largest.request_id} may need {need}" if need >= used else f"{used} are in use"
@@ -191,13 +199,14 @@ class Scheduler:
         self._queues_saved = False
         self._ranked_now = False
         self._begun = (len(self.journal), len(self.finished_ids), self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy,
-                       self._ranked_by)
-        self.policy = get_policy(self.config.policy)  # its cell may have been run again
+                       self._ranked_by, self.proposer, self.num_lookahead, self._drafting)
+        self.policy, self.proposer = get_policy(self.config.policy), get_proposer(self.config.speculative)  # their cells may have been run again
 
     def rollback(self) -> None:
         """Takes back everything since `begin`."""
         self.pool.rollback()
-        length, num_finished, self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy, self._ranked_by = self._begun
+        (length, num_finished, self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy, self._ranked_by, self.proposer,
+         self.num_lookahead, self._drafting) = self._begun
         del self.journal[length:]
         del self.finished_ids[num_finished:]
         self.pool.step = self.step
@@ -264,6 +273,8 @@ class Scheduler:
         self.chunk_records = []
         self._shares = []
         self._num_preempted = 0
+        self._prefill_ran = False
+        plan.drafting = self._drafting
         self._budget = self.config.max_num_batched_tokens or 0
         self._now = now_s
         self._close_batch(force=not self.rules.hold_seat)
@@ -324,7 +335,7 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         if len(running) + len(self.waiting) == 1:
             threshold = 0
-        windowed, caching = kv.sliding_window > 0, self.pool.enable_caching
+        windowed, caching, ahead = kv.sliding_window > 0, self.pool.enable_caching, self.num_lookahead
         i = 0
         while i < len(order) and self._budget > 0:
             r = order[i]
@@ -334,7 +345,7 @@ class Scheduler:
                 i += 1
                 continue
             start = r.num_computed_tokens
-            wanted = n = len(r.token_ids) - start
+            wanted = n = len(r.token_ids) - start + (len(r.draft_token_ids) if self.proposer is not None else 0)
             cap = ""
             if 0 < threshold < n:
                 n, cap = threshold, "threshold"
@@ -347,8 +358,8 @@ class Scheduler:
                 i += 1
                 continue
             end = start + n
-            if windowed or end > len(r.block_ids) * bs or (caching and end // bs > r.num_cached_blocks):
-                short = kv.allocate(r, n)
+            if windowed or end + ahead > len(r.block_ids) * bs or (caching and end // bs > r.num_cached_blocks):
+                short = kv.allocate(r, n, num_lookahead=ahead)
                 while short is not None:
                     victim = self._victim()
                     place = order.index(victim) if victim in order else len(order)
@@ -360,23 +371,29 @@ class Scheduler:
                     if victim is r:
                         self.journal.extend(ev.Skipped(x.request_id, "blocks") for x in order[i:] if not x.seat_held)
                         return
-                    short = kv.allocate(r, n)
+                    short = kv.allocate(r, n, num_lookahead=ahead)
+            self._prefill_ran = self._prefill_ran or r.is_prefill_chunk
             self._share(r, n, wanted, cap, plan)
             i += 1
         self.journal.extend(ev.Skipped(r.request_id, "budget") for r in order[i:] if not r.seat_held)
 
-    def _share(self, r: Request, n: int, wanted: int, cap: str, plan: SchedulerOutput) -> None:
-        """Puts `n` tokens of the request into the plan."""
+    def _share(self, r: Request, n: int, wanted: int, cap: str, plan: SchedulerOutput, padding: bool = False) -> None:
+        """Puts `n` tokens of the request into the plan: known ones, then as many of its drafts as fit. `padding`: drafts that stand for nothing."""
         start = r.num_computed_tokens
         known = len(r.token_ids)
         sample = start + n >= known
-        plan.chunks.append(Chunk(r.request_id, start, n, r.token_ids, r.block_ids, sample, r.sampling))
+        num_draft, drafts = max(0, start + n - known), r.draft_token_ids
+        if drafts:
+            self.undo.append((_set_drafts, (r, drafts)))
+            r.draft_token_ids = []  # those cut off are forgotten too
+        plan.chunks.append(Chunk(r.request_id, start, n, r.token_ids, r.block_ids, sample, r.sampling, num_draft,
+                                 None if not num_draft else [NO_DRAFT] * num_draft if padding else drafts[:num_draft]))
         self._shares.append(r)
         self._budget -= n
         again = min(start + n, r.max_computed) - start if start < r.max_computed else 0
-        decode = n == 1 and known > r.num_prompt_tokens and start == known - 1
-        self.chunk_records.append(ChunkRecord(r.request_id, start, n, "decode" if decode else "prefill", sample=sample, num_recomputed=again))
-        self.journal.append(ev.Scheduled(r.request_id, start, n, wanted=wanted, cap=cap))
+        decode = start == known - 1 and known > r.num_prompt_tokens
+        self.chunk_records.append(ChunkRecord(r.request_id, start, n, "decode" if decode else "prefill", num_draft, sample, again))
+        self.journal.append(ev.Scheduled(r.request_id, start, n, num_draft, wanted, cap, draft_padding=padding))
 
     def _pad_row(self, r: Request, plan: SchedulerOutput) -> None:
         """static-padded: a finished row runs along. Its last position is computed again, into its own slot, and the output thrown away."""
@@ -394,13 +411,15 @@ class Scheduler:
         kv = self.kv
         while True:
             rows = [r for r in self.running if not r.seat_held and not _is_prefill(r)]
-            short_of = [r for r in rows if kv.blocks_for(r.num_computed_tokens + 1) > len(r.block_ids)]
+            missing = [(r, kv.blocks_for(r.num_computed_tokens + 1 + len(r.draft_token_ids) + self.num_lookahead) - len(r.block_ids)) for r in rows]
+            short_of = [r for r, n in missing if n > 0]
+            need = sum(n for _, n in missing if n > 0)
             # what a sliding window is about to give back is not counted: at worst one more is retracted than had to be
-            if len(short_of) <= self.pool.num_free or len(rows) < 2:
+            if need <= self.pool.num_free or len(rows) < 2:
                 return
             victim = next(r for _, r in self._candidates() if r in rows)
             for_r = next((r for r in short_of if r is not victim), victim)
-            self._preempt(victim, for_r, (len(short_of), self.pool.num_free), plan)
+            self._preempt(victim, for_r, (need, self.pool.num_free), plan)
 
     @property
     def victim_rule(self) -> str:
@@ -460,6 +479,7 @@ class Scheduler:
         """Seats waiting requests, head first, until one can't be seated: nobody is overtaken."""
         rules, config, kv = self.rules, self.config, self.kv
         admitted = False
+        running_ran = bool(plan.chunks)
         padded = 0
         num_batch_class = sum(1 for r in self.running if r.priority > 0 and not r.seat_held) if config.degrade_above else 0
         while self.waiting:
@@ -489,6 +509,12 @@ class Scheduler:
             threshold = config.long_prefill_token_threshold
             if len(self.running) + len(self.waiting) == 1:
                 threshold = 0
+            padding = n == 1 and rules.pad_drafts and self._pads_drafts(cached, running_ran, threshold)
+            if padding:
+                wanted = n = 1 + config.num_speculative_tokens
+                if n > self._budget:
+                    self._wait(r, "budget", n, self._budget)
+                    break
             if 0 < threshold < n:
                 n, cap = threshold, "threshold"
             if n > self._budget:
@@ -500,18 +526,28 @@ class Scheduler:
                 self._wait(r, *short)
                 break
             self._seat(r, hits, cached, place)
-            reserve = r.num_prompt_tokens + r.max_tokens if rules.reserve == "max-tokens" else 0
-            failed = kv.allocate(r, n, reserve)
+            reserve = r.num_prompt_tokens + r.max_tokens + config.num_draft_slots if rules.reserve == "max-tokens" else 0
+            failed = kv.allocate(r, n, reserve, self.num_lookahead)
             assert failed is None, f"admission of {r.request_id} was checked, but {failed}"
             if not r.num_preemptions and (place or not isinstance(self._ranked_by, Fcfs)):
                 self._note_overtaken(r)
-            self._share(r, n, wanted, cap, plan)
+            self._share(r, n, wanted, cap, plan, padding)
             admitted = True
             padded = max(padded, n)
         if rules.admit_when == "batch-empty":
             self.batch_open = bool(self.waiting) and admitted and self.waiting[0].last_wait is not None and self.waiting[0].last_wait[0] == "budget"
         if rules.pad and admitted:
             plan.num_padding_tokens = sum(padded - c.num_tokens for c in plan.chunks)
+
+    def _pads_drafts(self, cached: int, running_ran: bool, threshold: int) -> bool:
+        """vLLM's rule: a request that joins with one token to compute while others decode is made as long as they are, so that the step fits a recorded graph.
+
+        Not while a running request is in its prefill, not where max_model_len leaves no room; the first step of all needs a hit for it.
+        """
+        n = 1 + self.config.num_speculative_tokens
+        if self.proposer is None or self._prefill_ran or not (running_ran or cached) or 0 < threshold < n:
+            return False
+        return cached + n + 1 <= self.max_model_len
 
     def _next_in_line(self, num_batch_class: int) -> int:
         """Place of the request to ask next: the head, unless the degradation rule demotes it. -1 if all are demoted and must wait.
@@ -532,7 +568,8 @@ class Scheduler:
     def _no_room(self, r: Request, hits: list[int], n: int) -> tuple[str, int, int] | None:
         """Why the blocks for an admission are not there: (reason, need, have), or None if they are."""
         kv, rules, free = self.kv, self.rules, self.pool.num_free
-        end = len(hits) * kv.block_size + n
+        end = len(hits) * kv.block_size + n + self.num_lookahead
+        ahead = self.config.num_draft_slots
         keep = int(max(rules.admission_watermark, self.config.watermark) * self.pool.num_blocks) if self.running else 0
         checks: list[tuple[str, int]] = []
         if rules.reserve_full_isl:
@@ -542,10 +579,10 @@ class Scheduler:
             checks.append(("blocks", kv.need_at_admission(hits, r.num_tokens, most)))
         checks.append(("blocks", kv.need_at_admission(hits, end)))
         if rules.reserve == "max-tokens":
-            checks.append(("reserve", kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens)))
+            checks.append(("reserve", kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens + ahead)))
         if rules.reserve == "guaranteed":
-            growth = sum(max(0, kv.blocks_for(x.num_prompt_tokens + x.max_tokens) - len(x.block_ids)) for x in self.running if not x.seat_held)
-            checks.append(("guarantee", kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens) + growth))
+            growth = sum(max(0, kv.blocks_for(x.num_prompt_tokens + x.max_tokens + ahead) - len(x.block_ids)) for x in self.running if not x.seat_held)
+            checks.append(("guarantee", kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens + ahead) + growth))
         for reason, need in checks:
             if need > free:
                 return reason, need, free
@@ -607,6 +644,7 @@ class Scheduler:
     def _advance(self, plan: SchedulerOutput) -> None:
         """Counts the step's tokens and slots, and moves `num_computed_tokens` on, before anything is computed (as vLLM does)."""
         total = again = padded = 0
+        prefills = [r.is_prefill_chunk for r in self._shares]
         for r, c in zip(self._shares, self.chunk_records, strict=True):
             total += c.num_tokens
             if c.padding:
@@ -614,9 +652,10 @@ class Scheduler:
             else:
                 again += c.num_recomputed
                 r.num_computed_tokens += c.num_tokens
+                r.is_prefill_chunk = r.num_computed_tokens < len(r.token_ids)
                 name = r.spec.session or ""
                 self.served[name] = self.served.get(name, 0) + c.num_tokens
-        self.undo.append((_take_back, (self._shares, self.chunk_records, self.served)))
+        self.undo.append((_take_back, (self._shares, self.chunk_records, self.served, prefills)))
         padded += plan.num_padding_tokens
         total += plan.num_padding_tokens
         self.tokens = TokenAccount(total, total - again - padded, again, padded)
@@ -643,38 +682,37 @@ class Scheduler:
         """Takes the step's tokens: appends them, ends what is finished, frees its blocks. Raises RunnerOutputError before any change."""
         got = out.token_ids
         for c in plan.chunks:
-            if c.sample and not got.get(c.request_id):
-                raise RunnerOutputError(f"step {plan.step}: the runner returned no token for {c.request_id}")
+            if c.sample:
+                n = len(got.get(c.request_id) or ())
+                if not n:
+                    raise RunnerOutputError(f"step {plan.step}: the runner returned no token for {c.request_id}")
+                if n > 1 + c.num_draft:
+                    raise RunnerOutputError(f"step {plan.step}: the runner returned {n} tokens for {c.request_id}, whose {c.num_draft} drafts allow {1 + c.num_draft}")
+        proposed = self._propose(plan, out) if self.proposer is not None else {}
         journal = self.journal
         ended = False
-        limit = self.max_model_len
+        num_rejected = 0
         for r, c in zip(self._shares, plan.chunks, strict=True):
             if not c.sample:
                 continue
             new = got[c.request_id]
             if out.routed:
                 self.note_routed(r, out.routed[c.request_id])
-            tokens, prompt = r.token_ids, r.num_prompt_tokens
-            reason, stop, kept = "", -1, 0
-            for t in new:
-                tokens.append(t)
-                kept += 1
-                n = len(tokens)
-                if t in r.stop_ids:
-                    reason, stop = "stop", t
-                elif n - prompt == r.output_end:
-                    reason = "stop"
-                elif n - prompt >= r.max_tokens:
-                    reason = "length"
-                elif n >= limit:
-                    reason = "max_model_len"
-                else:
-                    continue
-                break
-            journal.append(ev.Sampled(c.request_id, new if kept == len(new) else new[:kept]))
+            kept, reason, stop = self._kept(r, new)
+            r.token_ids.extend(new if kept == len(new) else new[:kept])
+            rejected = c.num_draft - min(len(new) - 1, kept)
+            num_rejected += rejected
+            r.num_computed_tokens -= rejected
+            journal.append(ev.Sampled(c.request_id, new if kept == len(new) else new[:kept], rejected))
+            if drafts := proposed.get(c.request_id):
+                r.draft_token_ids = drafts
+                journal.append(ev.Proposed(c.request_id, drafts, self.config.speculative))
             if reason:
                 ended = True
                 self._finish(r, reason, stop)
+        if num_rejected:
+            t = self.tokens
+            self.tokens = TokenAccount(t.total, t.useful - num_rejected, t.recomputed, t.padded, num_rejected)
         if ended:
             self.running = [r for r in self.running if r.status is not Status.FINISHED or r.seat_held]
             self._close_batch()
@@ -684,6 +722,45 @@ class Scheduler:
             self.new_token_ratio = INIT_NEW_TOKEN_RATIO
         self._shares = []
         self.undo.clear()
+
+    def _kept(self, r: Request, new: list[int]) -> tuple[int, str, int]:
+        """How many of the new tokens the request keeps, why it ends with the last of them ('': it goes on), and the stop id or -1."""
+        n, prompt, limit = len(r.token_ids), r.num_prompt_tokens, self.max_model_len
+        for kept, t in enumerate(new, 1):
+            n += 1
+            if t in r.stop_ids:
+                return kept, "stop", t
+            if n - prompt == r.output_end:
+                return kept, "stop", -1
+            if n - prompt >= r.max_tokens:
+                return kept, "length", -1
+            if n >= limit:
+                return kept, "max_model_len", -1
+        return len(new), "", -1
+
+    def _propose(self, plan: SchedulerOutput, out: RunnerOutput) -> dict[str, list[int]]:
+        """The drafts of each request that got tokens and goes on: the runner's, or from the tokens alone. Changes nothing. Raises ProposerError."""
+        found: dict[str, list[int]] = {}
+        k, trim, p = self.config.num_speculative_tokens, self.rules.trim_drafts, self.proposer
+        assert p is not None
+        for r, c in zip(self._shares, plan.chunks, strict=True):
+            if not c.sample:
+                continue
+            new = out.token_ids[c.request_id]
+            kept, reason, _ = self._kept(r, new)
+            if reason:
+                continue
+            n = r.num_tokens + kept
+            most = k
+            if trim:  # the model's own token behind the drafts needs a place too
+                most = max(0, min(k, r.num_prompt_tokens + r.max_tokens - n - 1))
+            if out.draft_ids is not None:
+                drafts = out.draft_ids.get(c.request_id, [])[:most]
+            else:
+                drafts = drafts_for(p, c.request_id, r.token_ids + new, min(most, self.max_model_len - n), self.config)
+            if drafts:
+                found[c.request_id] = drafts
+        return found
 
     def _finish(self, r: Request, reason: str, stop_id: int) -> None:
         if self.rules.hold_seat:
@@ -697,6 +774,7 @@ class Scheduler:
     def _end(self, r: Request, reason: str, stop_id: int, keep_blocks: bool = False) -> None:
         """The request is over. Its blocks come back unless its row runs on."""
         r.status = Status.FINISHED
+        r.draft_token_ids = []
         r.finish_reason = reason
         self.num_finished += 1
         self.finished_ids.append(r.request_id)
@@ -779,6 +857,11 @@ class Scheduler:
         return _shares_of(total)
 
     @property
+    def drafts_in_flight(self) -> dict[str, int]:
+        """Between `schedule` and `update`: how many drafts each request has in the step."""
+        return {r.request_id: c.num_draft for r, c in zip(self._shares, self.chunk_records, strict=True)} if self._shares else {}
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self.waiting) or any(not r.seat_held for r in self.running)
 
@@ -809,6 +892,7 @@ class Scheduler:
                     "num_cached_tokens": r.num_cached_tokens, "num_preemptions": r.num_preemptions, "max_computed": r.max_computed, "block_ids": list(r.block_ids),
                     "num_null_blocks": r.num_null_blocks, "num_cached_blocks": r.num_cached_blocks, "draft_token_ids": list(r.draft_token_ids), "queued_step": r.queued_step,
                     "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason, "num_overtaken": r.num_overtaken,
+                    "is_prefill_chunk": r.is_prefill_chunk,
                 }
                 for r in self.requests.values()
             },
@@ -839,6 +923,7 @@ class Scheduler:
                 setattr(r, f, d[f])
             r.block_ids = list(d["block_ids"])
             r.draft_token_ids = list(d["draft_token_ids"])
+            r.is_prefill_chunk = d.get("is_prefill_chunk", False)
             r.last_wait = (d["last_wait"][0], d["last_wait"][1], d["last_wait"][2]) if d["last_wait"] else None
             r.surroundings = self
             self.requests[rid] = r
@@ -890,6 +975,10 @@ def _set_rank(r: Request, rank: object) -> None:
     r.rank = rank
 
 
+def _set_drafts(r: Request, drafts: list[int]) -> None:
+    r.draft_token_ids = drafts
+
+
 def _set_wait(r: Request, why: tuple[str, int, int] | None) -> None:
     r.last_wait = why
 
@@ -907,8 +996,9 @@ def _shares_of(counts: list[list[int]]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(n / (sum(row) or 1) for n in row) for row in counts)
 
 
-def _take_back(shares: list[Request], records: list[ChunkRecord], served: dict[str, int]) -> None:
-    for r, c in zip(shares, records, strict=True):
+def _take_back(shares: list[Request], records: list[ChunkRecord], served: dict[str, int], prefills: list[bool]) -> None:
+    for r, c, prefill in zip(shares, records, prefills, strict=True):
+        r.is_prefill_chunk = prefill
         if not c.padding:
             r.num_computed_tokens -= c.num_tokens
             name = r.spec.session or ""

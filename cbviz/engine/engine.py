@@ -18,6 +18,7 @@ from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
 from cbviz.core import replay
 from cbviz.core.policy import check_victim, get_policy
 from cbviz.core.scheduler import Scheduler
+from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts
 from cbviz.messages import Gauges, RequestError, RequestSpec, StepRecord
@@ -105,9 +106,11 @@ class Engine:
             raise RequestError(f"{spec.request_id}: the prompt has {n} tokens; with max_model_len {limit} it may have at most {limit - 1}")
         if total > limit:
             raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens, over max_model_len {limit}: lower max_tokens to {limit - n}")
-        if total > self.config.pool_tokens:
+        drafts = min(self.config.num_draft_slots, limit - total)
+        if total + drafts > self.config.pool_tokens:
             size = self.config.block_size
-            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens need {-(-total // size)} blocks of {size}; "
+            extra = f" and {drafts} slots for drafts" if drafts else ""
+            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens{extra} need {-(-(total + drafts) // size)} blocks of {size}; "
                                f"the pool has {self.config.num_usable_blocks}: raise num_blocks or lower max_tokens")
         vocab = self.runner.spec.vocab_size
         ids = spec.prompt_token_ids
@@ -187,6 +190,7 @@ class Engine:
         if "policy" in changes:
             get_policy(changes["policy"])
         check_victim(changes.get("victim"))
+        get_proposer(changes.get("speculative", "off"))
         planned = self.config
         for i in self.inputs:
             if i["op"] == "configure":
@@ -195,7 +199,17 @@ class Engine:
         changes = {f: getattr(new, f) for f in CONFIG_FIELDS if getattr(new, f) != getattr(planned, f)}
         if not changes:
             return
+        self._check_drafts(new)
         self.inputs.append({"op": "configure", "changes": changes})
+
+    def _check_drafts(self, new: EngineConfig) -> None:
+        """Raises ConfigError where a request that is here would not fit the pool any more with the slots that drafts need: it would take its own blocks for ever."""
+        limit, pool = new.max_model_len or 0, new.pool_tokens
+        if new.num_draft_slots > self.config.num_draft_slots:
+            for r in self.scheduler.requests.values():
+                if (n := min(limit, r.num_prompt_tokens + r.max_tokens + new.num_draft_slots)) > pool:
+                    raise ConfigError(f"speculative {new.speculative!r} with {new.num_speculative_tokens} drafts may need {n} slots for {r.request_id}, the pool has {pool}: "
+                                      "lower num_speculative_tokens, or fork with more num_blocks")
 
     # stepping -----------------------------------------------------------------------------------------------------------
 

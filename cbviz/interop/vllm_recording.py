@@ -328,7 +328,7 @@ class _Importer:
         wanted = known + len(drafts) - start
         limit = self.config.max_num_batched_tokens or 0
         cap = "" if n >= wanted else "budget" if spent >= limit else "max_model_len" if start + n >= (self.config.max_model_len or 0) - 1 else ""
-        self.events.append(ev.Scheduled(rid, start, n, num_draft=len(drafts), wanted=wanted, cap=cap))
+        self.events.append(ev.Scheduled(rid, start, n, num_draft=len(drafts), wanted=wanted, cap=cap, draft_padding=bool(drafts) and min(drafts) < 0))
         again = max(0, min(start + n, r.max_computed) - start)
         decode = start == known - 1 and known > len(r.spec.prompt_token_ids)
         return ChunkRecord(rid, start, n, "decode" if decode else "prefill", len(drafts), bool(row["appended"].get(rid)), again)
@@ -365,6 +365,8 @@ class _Importer:
             r.tokens += ids
             r.computed -= rejected
             self.events.append(ev.Sampled(rid, ids, rejected))
+            if (proposed := (row.get("proposed") or {}).get(rid)) and rid not in row["finished"]:
+                self.events.append(ev.Proposed(rid, proposed))
             if rid in row["finished"]:
                 self._end(r, *row["finished"][rid])
         if strange := [rid for rid in row["finished"] if rid in self.requests and self.requests[rid] in self.running]:

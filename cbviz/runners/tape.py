@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cbviz.config import ModelSpec
 from cbviz.messages import RunnerOutput, SchedulerOutput
+from cbviz.runners.sim import num_right
 
 if TYPE_CHECKING:
     from cbviz.model.tokenizer import Tokenizer
@@ -18,6 +19,9 @@ class TapeError(RuntimeError):
 
 class TapeRunner:
     """`tokens`: for each request id its recorded output tokens; `prompt_lens`: its prompt's length.
+
+    A draft is right if it is what the tape says. Prompt lookup works on the recorded tokens as on any; drafts of a model, which is not here, are
+    right as often as `EngineConfig.draft_acceptance` says.
 
     `texts`: for each request id what each of its tokens added to the text, as it was recorded, so that words are shown without a tokenizer.
     """
@@ -36,17 +40,26 @@ class TapeRunner:
 
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         out: dict[str, list[int]] = {}
+        drafts: dict[str, list[int]] = {}
+        made_up = plan.drafting is not None and plan.drafting.method in ("self-draft", "draft-model")
         for c in plan.chunks:
             if not c.sample:
                 continue
             tape = self.tokens.get(c.request_id)
             if tape is None:
                 raise TapeError(f"{c.request_id} is not on the tape: a taped run can only replay the requests of its recording")
-            k = c.start + c.num_tokens - self.prompt_lens[c.request_id]
+            k = c.start + c.num_tokens - c.num_draft - self.prompt_lens[c.request_id]
             if k >= len(tape):
                 raise TapeError(f"{c.request_id}: the tape holds {len(tape)} output tokens, token {k + 1} was asked for")
-            out[c.request_id] = [tape[k]]
-        return RunnerOutput(out)
+            new = [tape[k]]
+            while len(new) <= c.num_draft and k + len(new) < len(tape) and c.draft_token_ids is not None and c.draft_token_ids[len(new) - 1] == new[-1]:
+                new.append(tape[k + len(new)])
+            out[c.request_id] = new
+            if plan.drafting is not None and made_up:
+                at = k + len(new)
+                right = num_right(0, c.request_id, at, plan.drafting)
+                drafts[c.request_id] = [t if j < right else (t + 1) % self.spec.vocab_size for j, t in enumerate(tape[at : at + plan.drafting.num_tokens])]
+        return RunnerOutput(out, draft_ids=drafts if made_up else None)
 
     def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
         return 0

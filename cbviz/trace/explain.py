@@ -36,6 +36,8 @@ KINDS = (
     "decode",
     "padding",
     "rejected",
+    "accepted",
+    "proposed",
     "arrived",
     "reordered",
     "allocated",
@@ -190,6 +192,7 @@ class _Step:
     def __init__(self, trace: Trace, record: StepRecord, state: State) -> None:
         self.trace, self.record, self.state = trace, record, state
         self.kinds = {c.request_id: c for c in record.chunks}
+        self.made_longer = {e.request_id for e in record.events if isinstance(e, ev.Scheduled) and e.draft_padding}
         self.said: list[Sentence] = []
         self.by_type: dict[type, list[Any]] = {}
         for e in record.events:
@@ -340,12 +343,24 @@ class _Step:
             if r.first_token_step == self.record.step:
                 after = f", {seconds(max(0.0, self.record.t1_s - arrival_s(self.trace, r)))} after it arrived" if self.trace.has("time") else ""
                 self.say("first-token", f"{e.request_id} got its first token{after}", (e.request_id,))
-            if e.num_rejected:
-                c = self.kinds.get(e.request_id)
-                of = f" of {count(c.num_draft, 'draft')}" if c is not None and c.num_draft else ""
+            c = self.kinds.get(e.request_id)
+            if c is not None and c.num_draft and e.request_id not in self.made_longer:
+                right = c.num_draft - e.num_rejected
+                ended = r.finished and r.finish_step == self.record.step and right == len(e.token_ids)
+                why = "the model chose another token" + ("" if right else " at once")
+                lost = f", {e.num_rejected} {are(e.num_rejected)} thrown away: {'it has ended' if ended else why}" if e.num_rejected else ""
                 self.say(
-                    "rejected", f"{e.num_rejected}{of} of {e.request_id} {are(e.num_rejected)} thrown away: the model chose other tokens".replace("of  of", "of"), (e.request_id,)
+                    "rejected" if e.num_rejected else "accepted",
+                    f"{e.request_id} proposed {count(c.num_draft, 'draft')}, {right or 'none'} accepted{lost}; it got {count(len(e.token_ids), 'token')} in one step",
+                    (e.request_id,),
                 )
+        made: dict[str, list[ev.Proposed]] = {}
+        for p in self.of(ev.Proposed):
+            made.setdefault(p.by, []).append(p)
+        for by, some in made.items():
+            n = sum(len(p.token_ids) for p in some)
+            who = [p.request_id for p in some]
+            self.say("proposed", f"{by or 'The proposer'} proposes {count(n, 'draft')} for {listed(who, 4)}, to be checked in {'its' if len(who) == 1 else 'their'} next step", who)
         held = [e.request_id for e in self.of(ev.SeatHeld)]
         if held:
             self.say("seats", f"{listed(held)} {'keeps its seat' if len(held) == 1 else 'keep their seats'} until the batch ends", held)
@@ -414,10 +429,14 @@ class _Step:
                 plain,
             )
         for c in decodes:
-            if c.num_draft:
+            if c.num_draft and c.request_id not in self.made_longer:
                 self.say("decode", f"{c.request_id} decodes one token and checks {count(c.num_draft, 'draft')}", (c.request_id,))
         for c in record.chunks:
             if c.padding or c.kind == "decode":
+                continue
+            if c.request_id in self.made_longer:
+                longer = f"made as long as the decodes, with {count(c.num_draft, 'draft')} that stand for nothing"
+                self.say("padding", f"{c.request_id} has one token to compute and is {longer}", (c.request_id,))
                 continue
             ends = "" if not c.sample else ", and is done with it" if c.num_recomputed else ", the last of its prompt"
             if c.num_recomputed:
@@ -465,6 +484,8 @@ def explain_event(trace: Trace, record: StepRecord, index: int, state: State | N
         ids = listed(e.token_ids, 6)
         text = f"{e.request_id} got {'token' if len(e.token_ids) == 1 else 'tokens'} {ids}" if e.token_ids else f"{e.request_id} got no token"
         return Sentence("decode", text + (f"; {count(e.num_rejected, 'draft')} {are(e.num_rejected)} thrown away" if e.num_rejected else ""), (e.request_id,))
+    if isinstance(e, ev.Proposed):
+        return Sentence("proposed", f"{e.by or 'The proposer'} proposes {count(len(e.token_ids), 'draft')} for {e.request_id}: tokens {listed(e.token_ids, 6)}", (e.request_id,))
     if isinstance(e, ev.Scheduled):
         told.chunks()
         capped = next((s for s in told.said if s.request_ids == (e.request_id,)), None)

@@ -23,10 +23,10 @@ NULL_BLOCK = 0
 class RequestState:
     """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
 
-    __slots__ = ("arrival_s", "arrival_step", "block_ids", "code", "finish_reason", "finish_s", "finish_step", "first_scheduled_s", "first_scheduled_step",
-                 "first_token_s", "first_token_step", "index", "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_preemptions",
-                 "num_prompt_tokens", "output_steps", "output_texts", "output_token_ids", "priority", "request_id", "seat_held", "spec", "status", "wait_have",
-                 "wait_need", "wait_reason")
+    __slots__ = ("arrival_s", "arrival_step", "block_ids", "checked_drafts", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
+                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step", "index", "last_step", "max_tokens", "num_cached_tokens",
+                 "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_drafted", "output_steps", "output_texts", "output_token_ids",
+                 "priority", "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason")
 
     def __init__(self, request_id: str, index: int, num_prompt_tokens: int, max_tokens: int) -> None:
         self.request_id = request_id
@@ -48,6 +48,12 @@ class RequestState:
         self.output_steps: list[int] = []
         """For each output token the step that made it."""
         self.output_texts: list[str] = []
+        self.draft_token_ids: list[int] = []
+        """Proposed and not yet checked."""
+        self.output_drafted: list[int] = []
+        """Places in the output whose token was an accepted draft."""
+        self.checked_drafts: tuple[int, list[int], int] = (-1, [], 0)
+        """The last check: its step, the drafts, and how many of them were right and kept."""
         self.block_ids: list[int] = []
         self.seat_held = False
         self.first_scheduled_step = -1
@@ -83,6 +89,7 @@ class RequestState:
         new.output_token_ids = self.output_token_ids.copy()
         new.output_steps = self.output_steps.copy()
         new.output_texts = self.output_texts.copy()
+        new.output_drafted = self.output_drafted.copy()
         new.block_ids = self.block_ids.copy()
         return new
 
@@ -325,13 +332,18 @@ def _scheduled(s: State, e: ev.Scheduled, record: StepRecord) -> None:
         r.num_computed_tokens = e.start + e.num_tokens
         s.touched.update(r.block_ids[first : (r.num_computed_tokens - 1) // s.block_size + 1])
     r.last_step = record.step
+    if e.num_draft or r.draft_token_ids:
+        r.checked_drafts = record.step, [] if e.draft_padding else r.draft_token_ids[: e.num_draft], 0
+        r.draft_token_ids = []
     s.changed.add(r.index)
 
 
 def _unscheduled(s: State, e: ev.Unscheduled, record: StepRecord) -> None:
     s.requests[e.request_id].last_step = -1
-    for x in record.events[: record.events.index(e)]:  # blocks that this step would have filled
-        if isinstance(x, ev.BlockCached) and x.request_id == e.request_id:
+    before = record.events[: record.events.index(e)]
+    first = next((x.start for x in before if isinstance(x, ev.Scheduled) and x.request_id == e.request_id), 0) // s.block_size
+    for x in before:  # blocks that this step would have filled; those of accepted drafts, found from now on, were filled before
+        if isinstance(x, ev.BlockCached) and x.request_id == e.request_id and s.position[x.block_id] >= first:
             s.cached[x.block_id] = 0
             s.touched.add(x.block_id)
 
@@ -342,7 +354,7 @@ def _preempted(s: State, e: ev.Preempted, record: StepRecord) -> None:
     r.block_ids = []
     r.num_computed_tokens = 0
     r.num_preemptions += 1
-    r.status, r.code = "preempted", CODE["preempted"]
+    r.status, r.code, r.draft_token_ids = "preempted", CODE["preempted"], []
     s.running.remove(e.request_id)
     s.waiting.insert(e.position, e.request_id)
 
@@ -370,10 +382,21 @@ def _sampled(s: State, e: ev.Sampled, record: StepRecord) -> None:
     if e.num_rejected:
         s.touched.update(r.block_ids[(r.num_computed_tokens - e.num_rejected) // s.block_size :])
         r.num_computed_tokens -= e.num_rejected
+    step, drafts, _ = r.checked_drafts
+    if step == record.step and drafts:
+        right = len(drafts) - e.num_rejected
+        r.checked_drafts = step, drafts, right
+        r.output_drafted.extend(range(len(r.output_token_ids), len(r.output_token_ids) + right))
     r.output_token_ids.extend(e.token_ids)
     r.output_steps.extend([record.step] * len(e.token_ids))
     if record.texts is not None:
         r.output_texts.extend(record.texts.get(e.request_id, ()))
+    s.changed.add(r.index)
+
+
+def _proposed(s: State, e: ev.Proposed, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    r.draft_token_ids = list(e.token_ids)
     s.changed.add(r.index)
 
 
@@ -385,6 +408,7 @@ def _finished(s: State, e: ev.Finished, record: StepRecord) -> None:
         s.running.remove(r.request_id)
     r.status = "finished"
     r.finish_reason, r.finish_step, r.finish_s = e.reason, record.step, record.t1_s
+    r.draft_token_ids = []
     r.code = CODE["finished"] if e.reason in NORMAL_ENDS else CODE["aborted"]
     s.changed.add(r.index)
 
@@ -419,5 +443,5 @@ _FOLD: dict[type, Any] = {
     ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
     ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
     ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
-    ev.Sampled: _sampled, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
+    ev.Sampled: _sampled, ev.Proposed: _proposed, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
 }

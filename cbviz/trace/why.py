@@ -269,7 +269,8 @@ def why_chunk(trace: Trace, step: int, request_id: str) -> Why:
             all_of = f"all {e.num_tokens} tokens that it had to compute" if e.num_tokens > 1 else "the one token that it had to compute"
             said.append(Sentence("capped", f"Nothing held it back: it took {all_of}", (request_id,)))
         if e.num_draft:
-            said.append(Sentence("capped", f"{count(e.num_draft, 'token')} of them {are(e.num_draft)} drafts to be checked", (request_id,)))
+            what = "drafts that stand for nothing, to make it as long as the decodes" if e.draft_padding else "drafts to be checked"
+            said.append(Sentence("capped", f"{count(e.num_draft, 'token')} of them {are(e.num_draft)} {what}", (request_id,)))
         return Why(question, step, said, facts)
     for i, e in enumerate(record.events):
         if isinstance(e, (ev.Skipped, ev.Preempted, ev.Unscheduled)) and e.request_id == request_id:

@@ -43,6 +43,7 @@ class LedgerRunner(SimRunner):
         super().__init__(SPEC, config.seed)
         self.block_size = config.block_size
         self.window = config.sliding_window
+        self.limit = config.max_model_len or 0
         self.slots: dict[tuple[int, int], int] = {}
         self.fail = fail
         self.before: Callable[[], None] = lambda: None
@@ -62,9 +63,12 @@ class LedgerRunner(SimRunner):
         writes: list[tuple[tuple[int, int], int]] = []
         for c in plan.chunks:
             end = c.start + c.num_tokens
-            assert c.num_tokens > 0 and end <= len(c.tokens) and end <= len(c.block_table) * size, f"{c}: {len(c.tokens)} tokens, table {c.block_table}"
-            chain = self.chain(c.request_id, c.tokens, end)
-            writes += [((c.block_table[p // size], p % size), chain[p]) for p in range(c.start, end)]
+            known = end - c.num_draft
+            assert c.num_tokens > c.num_draft and known <= len(c.tokens) and end <= len(c.block_table) * size, f"{c}: {len(c.tokens)} tokens, table {c.block_table}"
+            assert not c.num_draft or (c.sample and known == len(c.tokens) and c.draft_token_ids is not None and len(c.draft_token_ids) == c.num_draft), c
+            chain = self.chain(c.request_id, c.tokens, known)
+            drafted = [hash((chain[known - 1], *c.draft_token_ids[: j + 1])) for j in range(c.num_draft)] if c.draft_token_ids else []
+            writes += [((c.block_table[p // size], p % size), chain[p] if p < known else drafted[p - known]) for p in range(c.start, end)]
         error = self.fail(plan) if self.fail is not None else None
         self._writing = {slot[0] for slot, _ in writes}
         assert NULL_BLOCK not in self._writing, "a write to the null block"
@@ -79,12 +83,25 @@ class LedgerRunner(SimRunner):
         for c in plan.chunks:
             chain = self._chains[c.request_id]
             first = max(0, c.start - self.window + 1) if self.window else 0
-            for p in range(first, c.start + c.num_tokens):
+            for p in range(first, c.start + c.num_tokens - c.num_draft):
                 slot = c.block_table[p // size], p % size
                 assert slot[0] != NULL_BLOCK and self.slots.get(slot) == chain[p], (
                     f"step {plan.step}: {c.request_id} reads position {p} from slot {slot}, which holds something else")
         self._writing = set()
-        return super().execute(plan)
+        out = super().execute(plan)
+        for c in plan.chunks:
+            new = out.token_ids.get(c.request_id, [])
+            for j, t in enumerate(new[:-1]):  # what was accepted stays
+                p = c.start + c.num_tokens - c.num_draft + j
+                self.slots[c.block_table[p // size], p % size] = self.chain(c.request_id, [*c.tokens, *new[: j + 1]], p + 1)[p]
+                assert t == c.draft_token_ids[j]  # type: ignore[index]
+            if new and plan.drafting is not None and plan.drafting.method in ("self-draft", "draft-model"):
+                at = c.start + c.num_tokens - c.num_draft + len(new) - 1
+                ends = min(at + plan.drafting.num_tokens, self.limit)
+                assert ends <= len(c.block_table) * size, f"{c}: no slots for drafts up to {ends}, table {c.block_table}"
+                for p in range(at, ends):  # the drafting layers' own, of no use to anybody else
+                    self.slots[c.block_table[p // size], p % size] = -2
+        return out
 
     def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
         again = set()
@@ -119,8 +136,9 @@ class Case:
         return f"Case({changed}, {len(self.specs)} requests, inputs {self.at})"
 
 
-def case(seed: int, *, inputs: bool = True, limits: bool = False, **fields: Any) -> Case:
+def case(seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool = False, **fields: Any) -> Case:
     """A random case; `fields` of EngineConfig are as given. `limits`: timeouts, deadlines, full queues, shedding, degradation and sessions may be drawn as well.
+    `drafts`: with speculative decoding (where the discipline takes it).
 
     Equal arguments, equal cases.
     """
@@ -159,6 +177,11 @@ def case(seed: int, *, inputs: bool = True, limits: bool = False, **fields: Any)
         by_step = rng.random() < 0.6
         specs.append(RequestSpec(f"r{i}", prompt, most, arrival_s=0.0 if by_step else time, arrival_step=step if by_step else None, priority=rng.randint(-2, 2),
                                  sampling=Sampling(stop_token_ids=stop), output_len=rng.choice((None, None, rng.randint(1, most)))))
+    if drafts and not config.rules.pad:
+        own = random.Random(f"drafts {seed}")
+        drawn = {"speculative": own.choice(("ngram", "self-draft", "draft-model")), "num_speculative_tokens": own.choice((1, 2, 3, 5, 8)), "draft_model": "another",
+                 "draft_acceptance": own.choice((0.0, 0.3, 0.7, 0.95, 1.0))}
+        config = config.replace(**{k: v for k, v in drawn.items() if k not in fields})
     if limits:
         config, specs = _limited(config, specs, random.Random(f"limits {seed}"))
     at: dict[int, list[tuple[str, Any]]] = {}
@@ -222,6 +245,7 @@ def same(state: State, s: Scheduler) -> None:
     assert state.running == [r.request_id for r in s.running]
     for r in s.requests.values():
         f = state.requests[r.request_id]
+        assert f.draft_token_ids == r.draft_token_ids
         ours = (f.status, f.seat_held, f.block_ids, f.num_computed_tokens, f.output_token_ids, f.num_preemptions, f.num_prompt_tokens, f.max_tokens, f.priority)
         theirs = (r.status.value, r.seat_held, r.block_ids, r.num_computed_tokens, r.output_token_ids, r.num_preemptions, r.num_prompt_tokens, r.max_tokens, r.priority)
         assert ours == theirs, f"{r.request_id}: the fold has {ours}, the scheduler {theirs}"

@@ -219,7 +219,28 @@ OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
     (
         [ev.Scheduled("a", 9, 4, 3), ev.Sampled("a", [1, 2], 2)],
         {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
-        "2 of 3 drafts of a are thrown away: the model chose other tokens",
+        "a proposed 3 drafts, 1 accepted, 2 are thrown away: the model chose another token; it got 2 tokens in one step",
+    ),
+    (
+        [ev.Scheduled("a", 9, 4, 3), ev.Sampled("a", [1], 3)],
+        {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
+        "a proposed 3 drafts, none accepted, 3 are thrown away: the model chose another token at once; it got 1 token in one step",
+    ),
+    (
+        [ev.Scheduled("a", 9, 3, 2), ev.Sampled("a", [1, 2, 3])],
+        {"chunks": [ChunkRecord("a", 9, 3, "decode", num_draft=2)]},
+        "a proposed 2 drafts, 2 accepted; it got 3 tokens in one step",
+    ),
+    (
+        [ev.Scheduled("a", 9, 4, 3), ev.Sampled("a", [1], 2), ev.Finished("a", "length")],
+        {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
+        "a proposed 3 drafts, 1 accepted, 2 are thrown away: it has ended; it got 1 token in one step",
+    ),
+    ([ev.Proposed("a", [1, 2], "ngram"), ev.Proposed("b", [5], "ngram")], {}, "ngram proposes 3 drafts for a and b, to be checked in their next step"),
+    (
+        [ev.Scheduled("a", 9, 4, 3, draft_padding=True)],
+        {"chunks": [ChunkRecord("a", 9, 4, "prefill", num_draft=3)]},
+        "a has one token to compute and is made as long as the decodes, with 3 drafts that stand for nothing",
     ),
     ([ev.Scheduled("a", 9, 4, 3)], {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]}, "a decodes one token and checks 3 drafts"),
     (
