@@ -24,6 +24,7 @@ from cbviz.app import assets
 from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, event_sentence, metrics_message, reserved, step_account, why_message
 from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace
+from cbviz.trace.experts import layers_of
 from cbviz.trace.metrics import clock, whose_time
 from cbviz.trace.schema import TraceError
 from cbviz.trace.state import State
@@ -78,6 +79,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
         "configs": wire.configs,
         "said": {"frames": list(said.frames), "ids": list(said.ids)},
         "accounts": _accounts(trace),
+        "experts": _experts(trace),
         "figures": {"names": names, "at": at, "clock": h.clock},
         "step": step,
         "title": [title, model, f"{h.device}, {h.clock}", str(h.config.get("discipline", "")), str(h.config.get("policy", ""))],
@@ -208,6 +210,15 @@ def _accounts(trace: Trace) -> dict[str, Any]:
     made = [step_account(record) for record in trace]
     rows = [[*(v for _, v in a["tokens"]), *(v for _, v in a["slots"]), a["at_event"]] for a in made]
     return {"tokens": [name for name, _ in made[0]["tokens"]], "slots": [name for name, _ in made[0]["slots"]], "rows": rows, "reservation": reserved(trace)}
+
+
+def _experts(trace: Trace) -> dict[str, Any] | None:
+    """A mixture's load, a row a step (null: nothing was computed): tokens of every expert, layer after layer. None for a dense model."""
+    first = next((r.expert_load for r in trace if r.expert_load), None)
+    if first is None:
+        return None
+    layers = layers_of(first)
+    return {"layers": layers, "num": len(first[layers[0]]), "rows": [[n for i in layers for n in r.expert_load[i]] if r.expert_load else None for r in trace]}
 
 
 def varint(out: bytearray, n: int) -> None:

@@ -15,6 +15,7 @@ from cbviz import events as ev
 from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace, explain, metrics, reservation
 from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS, executed_at
+from cbviz.trace.experts import layers_of
 from cbviz.trace.explain import explain_event
 from cbviz.trace.metrics import work
 from cbviz.trace.reservation import PARTS, SCHEMES
@@ -55,6 +56,7 @@ class Wire:
         self._queue: tuple[list[str], list[str]] | None = None
         self.view: State | None = None
         self._num_blocks = 0
+        self._expert_sum: tuple[int, list[list[int]]] = (0, [])
 
     @property
     def cursor(self) -> Cursor | None:
@@ -168,6 +170,8 @@ class Wire:
         record = trace.records[cursor.step - 1] if cursor.step else None
         if record is not None:
             head["pad"] = record.num_padding_tokens
+            if record.expert_load:
+                head["experts"] = self._experts(trace, cursor.step, record.expert_load)
         parts["chunks"] = words(self._chunks(record) if record is not None else [])
         head["config"] = config_head(view.config)
 
@@ -207,6 +211,18 @@ class Wire:
         for c in record.chunks:
             out += (self._index[c.request_id], c.start, c.num_tokens, KIND["padded" if c.padding else "recompute" if c.num_recomputed and c.kind == "prefill" else c.kind])
         return out
+
+    def _experts(self, trace: Trace, step: int, load: list[list[int]]) -> dict[str, Any]:
+        """A mixture's step: the sparse layers, tokens of each expert in the step, and in all steps up to it."""
+        layers = layers_of(load)
+        done, total = self._expert_sum
+        if done > step or not total:
+            done, total = 0, [[0] * len(load[i]) for i in layers]
+        for record in trace.records[done:step]:
+            if record.expert_load:
+                total = [[a + b for a, b in zip(row, record.expert_load[i])] for row, i in zip(total, layers)]
+        self._expert_sum = (step, total)
+        return {"layers": layers, "load": [load[i] for i in layers], "sum": total}
 
     def _word(self, text: str) -> int:
         return self._words.setdefault(text, len(self._words))

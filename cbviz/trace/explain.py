@@ -11,6 +11,7 @@ from typing import Any
 
 from cbviz import events as ev
 from cbviz.messages import StepRecord
+from cbviz.trace import experts
 from cbviz.trace.metrics import arrival_s, num_seats, seconds, token_budget
 from cbviz.trace.state import State
 from cbviz.trace.trace import Trace
@@ -462,6 +463,8 @@ class _Step:
         else:
             took = f" in {seconds(record.t1_s - record.t0_s)} ({record.clock})" if self.trace.has("time") else ""
             self.say("step", f"The step computed {count(total, 'token')} of {count(len(record.chunks), 'request')}{took}")
+            if told := experts.sentence(record):
+                self.say("step", told)
 
 
 def explain_record(trace: Trace, record: StepRecord, state: State | None = None) -> list[Sentence]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 
 from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS
+from cbviz.trace.experts import imbalance, layers_of
 from cbviz.trace.explain import count, explain_record
 from cbviz.trace.metrics import format_value, metrics, num_seats, seconds, token_budget, whose_time
 from cbviz.trace.state import STATES, RequestState, State
@@ -75,6 +76,8 @@ def show(trace: Trace, step: int | None = None, width: int = 120, max_rows: int 
         parts.append(_section("BLOCKS  " + "  ".join(f"{sign} {kind}" for kind, sign in BLOCK_SIGNS.items()) + "  0-9A-z owner", _blocks(state, width)))
     if trace.has("texts"):
         parts.append(_section("TEXT", _text(state, width, max_rows)))
+    if at and (load := trace.record(at).expert_load):
+        parts.append(_section("EXPERTS (counted: tokens of each in this step)", _experts(load, width)))
     if at and trace.has("accounting"):
         record = trace.record(at)
         t, s = record.tokens, record.slots
@@ -166,6 +169,16 @@ def _batch(trace: Trace, state: State, width: int) -> list[str]:
 def _flow(items: list[str], width: int) -> list[str]:
     """Items side by side, two spaces apart, none broken over two lines."""
     return [line.replace("\0", " ") for line in textwrap.wrap("  ".join(i.replace(" ", "\0") for i in items), width, break_long_words=False)]
+
+
+def _experts(load: list[list[int]], width: int) -> list[str]:
+    """A line a sparse layer: tokens of each expert (of more than 16 the busiest), how many were taken, the busiest over the mean."""
+    lines = []
+    for i in layers_of(load):
+        row = load[i]
+        few = "  ".join(f"e{e} {n}" for e, n in (enumerate(row) if len(row) <= 16 else sorted(enumerate(row), key=lambda x: -x[1])[:8]))
+        lines.append(f"layer {i:<3} {few}{'  ...' if len(row) > 16 else ''}   {sum(n > 0 for n in row)} of {len(row)} taken, busiest {imbalance(row):.1f} x the mean")
+    return lines
 
 
 def _queue(state: State, width: int) -> list[str]:

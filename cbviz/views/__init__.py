@@ -5,6 +5,7 @@ No view knows plotly, a widget or the engine; a view whose table the trace lacks
 """
 
 from cbviz.views.blocks import block_map, block_map_rows, block_table, block_table_rows, slots, slots_rows
+from cbviz.views.experts import experts, experts_rows
 from cbviz.views.load import batch, batch_rows, latency, latency_rows, queues, queues_rows, roofline, utilisation, work_rows
 from cbviz.views.theme import table as theme_table
 from cbviz.views.timeline import compare, timeline, timeline_rows
@@ -20,6 +21,7 @@ VIEWS = {
     "latency": latency,
     "tokens": tokens,
     "slots": slots,
+    "experts": experts,
 }
 """The views that need a trace and a cursor alone, by name."""
 
@@ -32,6 +34,8 @@ __all__ = [
     "block_table",
     "block_table_rows",
     "compare",
+    "experts",
+    "experts_rows",
     "latency",
     "latency_rows",
     "queues",

@@ -34,6 +34,11 @@ export class Fold {
     const sums = new Array(m).fill(0); for (let s = 0; s < step; s++) for (let i = 0; i < m; i++) sums[i] += a.rows[s][i];
     return { ...out, run: { steps: step, tokens: named(a.tokens, sums), slots: named(a.slots, sums.slice(n)) }, reservation: a.reservation };
   }
+  // Of a mixture: tokens of each expert in the step, and in all up to it.
+  experts(step) {
+    const x = this.head.experts, row = x && step ? x.rows[step - 1] : null; if (!row) return null; const sums = new Array(row.length).fill(0); for (let s = 0; s < step; s++) { const r = x.rows[s]; if (r) for (let i = 0; i < r.length; i++) sums[i] += r[i]; }
+    const rows = (v) => x.layers.map((_, k) => v.slice(k * x.num, (k + 1) * x.num)); return { layers: x.layers, load: rows(row), sum: rows(sums) };
+  }
   events(step) { this.at = this.offsets[step - 1]; return this.num() - 1; }
   // Moves to `step`, inside it after `event` events. Says whether it went straight on, so that `changed`, `touched`, `tables` and `queued` tell what is new.
   go(step, event) {
@@ -101,7 +106,7 @@ export class Recorded {
   picture(full, reset = false) {
     const { head, buf, step, event, steps, pad, config } = this.fold, parts = this.fold.parts(full); let m = { type: "picture", steps, step, event, pad, config };
     if (reset) { const { b, words, ...first } = head.first; m = { ...first, ...m, words, live: this.live() }; for (const n of b) if (!STATE_PARTS.has(n)) parts[n] = buf[n]; }
-    if (full) m.full = true; m.b = Object.keys(parts); m.seq = ++this.sent; this.emit(m, Object.values(parts).map((p) => (p instanceof DataView ? p : new DataView(p.buffer))));
+    const experts = this.fold.experts(step); if (experts) m.experts = experts; if (full) m.full = true; m.b = Object.keys(parts); m.seq = ++this.sent; this.emit(m, Object.values(parts).map((p) => (p instanceof DataView ? p : new DataView(p.buffer))));
   }
   // Sentences of the step that is shown, and the figures up to it (inside a step: up to the one before; of a long run: up to the last that has them).
   say() {
