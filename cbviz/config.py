@@ -167,6 +167,10 @@ class EngineConfig:
     scheduler_reserve_full_isl: bool | None = knob(None, "Admit only if all known tokens fit now. Empty: as the discipline says.")
     watermark: float = knob(0.0, "Share of the pool that an admission must leave free.", min=0.0, max=0.9)
     sliding_window: int = knob(0, "Attention window; 0: full attention.", min=0, max=10_000_000, unit="tokens", live=False)
+    kv_allocation: str = knob("paged", "Where a request's KV lies: any free blocks, through a block table; or one run of blocks for prompt + max_tokens, as before paging.",
+                              choices=("paged", "contiguous"), live=False)
+    contiguous_fit: str = knob("first-fit", "Which run of free blocks a contiguous request gets: the first that is long enough, or the shortest.",
+                               choices=("first-fit", "best-fit"), live=False)
     victim: str | None = knob(None, "Who is preempted when the pool is full. Empty: as the discipline and policy say.",
                               choices=("policy", "last", "lowest-priority", "least-work-lost", "fewest-outputs"))
     speculative: str = knob("off", "Speculative decoding: who proposes drafts for the model to check. off, ngram (repeats what stands in the prompt), self-draft (the first layers "
@@ -203,6 +207,9 @@ class EngineConfig:
                               "generation takes a single sequence. Choose another discipline, such as static, or set speculative to off.")
         if self.speculative == "draft-model" and not self.draft_model:
             raise ConfigError("speculative is 'draft-model', but draft_model is empty: name a model with the same vocabulary, or choose self-draft")
+        if self.kv_allocation == "contiguous" and self.sliding_window:
+            raise ConfigError(f"kv_allocation is 'contiguous' and sliding_window is {self.sliding_window}: a contiguous run is given back whole, no block of it can leave "
+                              "the window. Set sliding_window to 0 or kv_allocation to 'paged'.")
 
     @property
     def rules(self) -> Discipline:
@@ -215,6 +222,8 @@ class EngineConfig:
             changes["reserve_full_isl"] = self.scheduler_reserve_full_isl
         if self.victim is not None:
             changes["victim"] = self.victim
+        if self.kv_allocation == "contiguous":
+            changes["reserve"] = "max-tokens"  # a run can't grow: what lies behind it may be taken
         return dataclasses.replace(d, **changes) if changes else d
 
     @property
@@ -255,7 +264,11 @@ class EngineConfig:
             budget = limit
         elif budget is None:
             budget = 256
-        return dataclasses.replace(self, max_model_len=limit, max_num_batched_tokens=budget), notes
+        caching = self.enable_prefix_caching
+        if caching and self.kv_allocation == "contiguous":
+            caching = False
+            notes.append("enable_prefix_caching is off: with kv_allocation contiguous nobody shares blocks")
+        return dataclasses.replace(self, max_model_len=limit, max_num_batched_tokens=budget, enable_prefix_caching=caching), notes
 
     def replace(self, **changes: Any) -> EngineConfig:
         """A changed copy. Raises ConfigError for an unknown field, naming the nearest known one."""

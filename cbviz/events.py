@@ -77,8 +77,9 @@ class NotAdmitted(Event):
     `reason`: `seats` (all taken: need 1, have 0), `blocks` (need / have free blocks), `budget` (need / have tokens of the step),
     `batch` (static: the last batch has not ended; have = requests still running), `preempted` (nobody is admitted in a step that
     preempted), `watermark`, `reserve` (the reservation does not fit: orca and static), `guarantee` (everybody's prompt + max_tokens would
-    not fit: no-evict), `estimate` (the expected rest of all would not fit: retract), `degraded` (batch class, demoted: it starts when no
-    other batch-class request runs), `policy` (the policy said no). Requests behind the head wait for the head.
+    not fit: no-evict), `fragments` (contiguous: enough blocks are free, but need > have, the longest run of free blocks), `estimate`
+    (the expected rest of all would not fit: retract), `degraded` (batch class, demoted: it starts when no other
+    batch-class request runs), `policy` (the policy said no). Requests behind the head wait for the head.
     """
 
     request_id: str

@@ -263,10 +263,11 @@ class TokenAccount(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class SlotAccount(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Token slots of the pool while the step ran: `total` = used + partly_empty + reserved + cached + free, exactly.
+    """Token slots of the pool while the step ran: `total` = used + partly_empty + reserved + cached + free + fragmented, exactly.
 
     `used` hold a token's KV; `partly_empty` are the rest of blocks in use; `reserved` are whole blocks taken ahead of need;
-    `cached` are blocks nobody refers to that can still be hit; `free` are the others. The null block is left out.
+    `cached` are blocks nobody refers to that can still be hit; `free` are the others. Under contiguous reservation all free blocks are
+    `fragmented` while the head of the queue waits because no run of them is long enough. The null block is left out.
     """
 
     total: int = 0
@@ -275,6 +276,7 @@ class SlotAccount(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     reserved: int = 0
     cached: int = 0
     free: int = 0
+    fragmented: int = 0
 
 
 class Gauges(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -121,6 +121,31 @@ class BlockPool:
             ids.append(b)
         return ids, evicted
 
+    def free_runs(self) -> list[tuple[int, int]]:
+        """Runs of free blocks by address, as (first block, length). O(num_blocks)."""
+        out: list[tuple[int, int]] = []
+        first = 0
+        for b, n in enumerate(self.ref_count):
+            if n == 0:
+                first = first or b
+            elif first:
+                out.append((first, b - first))
+                first = 0
+        return [*out, (first, self.num_blocks - first)] if first else out
+
+    def allocate_run(self, n: int, owner: str, fit: str) -> list[int]:
+        """Takes `n` blocks that lie side by side: from the first run of free ones that is long enough, or (`best-fit`) from the shortest such run.
+
+        The caller has checked that there is one. Only for pools without caching: no block may carry a hash.
+        """
+        runs = [(first, length) for first, length in self.free_runs() if length >= n]
+        first, _ = min(runs, key=lambda x: (x[1], x[0])) if fit == "best-fit" else runs[0]
+        for b in range(first, first + n):
+            self.undo.append((self._undo_take, (b, self.last_owner[b], *self._unlink(b))))
+            self.ref_count[b] = 1
+            self.last_owner[b] = owner
+        return list(range(first, first + n))
+
     def _undo_take(self, b: int, owner: str, p: int, n: int) -> None:
         self.ref_count[b] = 0
         self.last_owner[b] = owner

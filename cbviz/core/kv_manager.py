@@ -5,6 +5,8 @@ One admission, drawn:
     block table  |<-- hit: shared, already computed -->|<-- allocated now: this step -->|<-- reserved ahead (orca, static) -->|
     tokens       0                                num_cached_tokens            num_computed_tokens + num_new
 
+With contiguous reservation the table is one run of neighbours, taken whole at admission; nothing is shared.
+
 All facts go to the journal where they happen.
 """
 
@@ -26,11 +28,13 @@ class KVManager:
     window are returned and stand as 0 in the table.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, max_model_len: int, journal: list[AnyEvent], sliding_window: int = 0) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, max_model_len: int, journal: list[AnyEvent], sliding_window: int = 0, contiguous: str = "") -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.sliding_window = sliding_window
+        self.contiguous = contiguous
+        """How a run of blocks is chosen (`first-fit`, `best-fit`); '': blocks are taken one by one, wherever they lie."""
         self.journal = journal
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = pool.undo
         self._extra = f"window {sliding_window}".encode() if sliding_window else b""
@@ -133,7 +137,7 @@ class KVManager:
         if need > 0:
             if need > self.pool.num_free:
                 return need, self.pool.num_free
-            ids, evicted = self.pool.allocate(need, r.request_id)
+            ids, evicted = self.take(need, r.request_id)
             for b, owner, idle in evicted:
                 self.journal.append(ev.Evicted(b, owner, r.request_id, idle))
             self.undo.append((_cut_table, (r, len(r.block_ids))))
@@ -144,6 +148,18 @@ class KVManager:
             if full > r.num_cached_blocks:
                 self._cache_full(r, full)
         return None
+
+    def take(self, n: int, owner: str) -> tuple[list[int], list[tuple[int, str, int]]]:
+        """`n` blocks from the pool, as `BlockPool.allocate` gives them; in one run if allocation is contiguous."""
+        return (self.pool.allocate_run(n, owner, self.contiguous), []) if self.contiguous else self.pool.allocate(n, owner)
+
+    def lacks_run(self, num_tokens: int) -> tuple[int, int] | None:
+        """(blocks needed in one run, longest run of free blocks) if allocation is contiguous and no run holds `num_tokens` tokens; else None."""
+        if not self.contiguous:
+            return None
+        need = self.blocks_for(num_tokens)
+        longest = max((length for _, length in self.pool.free_runs()), default=0)
+        return (need, longest) if need > longest else None
 
     def _cache_full(self, r: Request, full: int) -> None:
         hashes = self.hashes(r, full)

@@ -112,7 +112,7 @@ class _Teller:
         r, pool = self.request(e.request_id), self.s.pool
         if len(e.block_ids) > pool.num_free:
             raise self.wrong(f"{e.request_id} takes {len(e.block_ids)} blocks, {pool.num_free} are free")
-        ids, _ = pool.allocate(len(e.block_ids), r.request_id)
+        ids, _ = self.s.kv.take(len(e.block_ids), r.request_id)
         if ids != list(e.block_ids):
             raise self.wrong(f"{e.request_id} takes blocks {e.block_ids}, the pool gives {ids}")
         r.block_ids.extend(ids)

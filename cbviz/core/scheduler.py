@@ -58,8 +58,9 @@ class Scheduler:
         if config.max_model_len is None or config.max_num_batched_tokens is None:
             raise ValueError("the scheduler needs a resolved config: call EngineConfig.resolve(model_context) first")
         self.journal: list[AnyEvent] = []
-        self.pool = BlockPool(config.num_blocks, config.enable_prefix_caching)
-        self.kv = KVManager(self.pool, config.block_size, config.max_model_len, self.journal, config.sliding_window)
+        self.pool = BlockPool(config.num_blocks, config.enable_prefix_caching and config.kv_allocation == "paged")
+        self.kv = KVManager(self.pool, config.block_size, config.max_model_len, self.journal, config.sliding_window,
+                            config.contiguous_fit if config.kv_allocation == "contiguous" else "")
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = self.pool.undo
         self.max_model_len = config.max_model_len
         self.block_size = config.block_size
@@ -125,6 +126,8 @@ class Scheduler:
         if largest is not None and num_blocks - 1 < max(need, used):
             why = f"{largest.request_id} may need {need}" if need >= used else f"{used} are in use"
             raise ConfigError(f"num_blocks is {num_blocks}, which leaves {num_blocks - 1} to give out after step {self.step}, but {why}: the least is {max(need, used) + 1}")
+        if self.kv.contiguous and (beyond := [b for b in range(num_blocks, self.pool.num_blocks) if self.pool.ref_count[b]]):
+            raise ConfigError(f"num_blocks is {num_blocks}, but block {beyond[-1]} is in use after step {self.step} and a contiguous run can't move: the least is {beyond[-1] + 1}")
         self.pool.step = self.step + 1  # it belongs to the step that comes
         moved, dropped = self.pool.resize(num_blocks)
         to = dict(moved)
@@ -588,6 +591,8 @@ class Scheduler:
                 return reason, need, free
             if need + keep > free:
                 return "watermark", need, max(0, free - keep)
+        if (run := kv.lacks_run(r.num_prompt_tokens + r.max_tokens)) is not None:
+            return "fragments", *run
         if rules.reserve == "estimate" and self.running:
             expected = 0.0
             for x in self.running:
@@ -674,7 +679,10 @@ class Scheduler:
         usable = pool.num_blocks - 1
         total, cached = usable * bs, pool.num_cached_free * bs
         free = pool.num_free * bs - cached
-        return SlotAccount(total, total - cached - free - partly - reserved, partly, reserved, cached, free)
+        used = total - cached - free - partly - reserved
+        if self.waiting and self.waiting[0].last_wait is not None and self.waiting[0].last_wait[0] == "fragments":
+            return SlotAccount(total, used, partly, reserved, cached, fragmented=free)
+        return SlotAccount(total, used, partly, reserved, cached, free)
 
     # update -------------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Everything is accounted for: the sums of tokens and slots, and the checks that they close. Knows the trace alone.
 
     tokens of a step:  total = useful + recomputed + padded + rejected
-    slots of the pool: total = used + partly_empty + reserved + cached + free     (the null block is left out)
+    slots of the pool: total = used + partly_empty + reserved + cached + free + fragmented     (the null block is left out)
 
 The producer counts as it goes; `check_trace` folds the events again and counts the slots from the state, block by block.
 """
@@ -16,7 +16,7 @@ from cbviz.trace.state import NULL_BLOCK, State
 from cbviz.trace.trace import Cursor, Trace
 
 TOKEN_PARTS = ("useful", "recomputed", "padded", "rejected")
-SLOT_PARTS = ("used", "partly_empty", "reserved", "cached", "free")
+SLOT_PARTS = ("used", "partly_empty", "reserved", "cached", "free", "fragmented")
 TIME_PARTS = ("prefill", "decode", "mixed", "nothing", "idle")
 
 
@@ -59,6 +59,8 @@ def count_slots(state: State) -> SlotAccount:
             cached += size
         else:
             free += size
+    if state.fragmented:
+        return SlotAccount(total=(state.num_blocks - 1) * size, used=used, partly_empty=partly, reserved=reserved, cached=cached, fragmented=free)
     return SlotAccount(total=(state.num_blocks - 1) * size if state.num_blocks else 0, used=used, partly_empty=partly, reserved=reserved, cached=cached, free=free)
 
 

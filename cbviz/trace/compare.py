@@ -352,6 +352,7 @@ FOR = {
     "decode-step": "because the step only decoded",
     "watermark": "for blocks above the watermark",
     "reserve": "for blocks to be set aside",
+    "fragments": "for a long enough run of free blocks",
     "guarantee": "for room for everybody's longest output",
     "estimate": "for room for everybody's expected output",
     "degraded": "because overload demotes the batch class",

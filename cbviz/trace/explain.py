@@ -150,6 +150,9 @@ def wait_sentence(rid: str, reason: str, need: int, have: int, state: State, sti
         return head + f"it needs {count(need, 'block')}, and {have} {are(have)} free above the watermark that an admission leaves"
     if reason == "reserve":
         return head + f"{count(need, 'block')} must be set aside for its prompt and longest output, {have} {are(have)} free"
+    if reason == "fragments":
+        return head + (f"it needs {count(need, 'block')} side by side for its prompt and longest output; enough are free, "
+                       f"but the longest free run has {have} (external fragmentation)")
     if reason == "guarantee":
         return head + f"with it, the prompts and longest outputs of all would need {count(need, 'more block')}, {have} {are(have)} free"
     if reason == "estimate":

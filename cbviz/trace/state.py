@@ -163,6 +163,23 @@ class State:
         """Blocks nobody refers to, cached ones included, without the null block."""
         return self.num_blocks - 1 - len(self.holders)
 
+    def free_runs(self) -> list[range]:
+        """Runs of blocks that nobody refers to, by address."""
+        out: list[range] = []
+        first = 0
+        for b in range(1, self.num_blocks + 1):
+            if b < self.num_blocks and b not in self.holders:
+                first = first or b
+            elif first:
+                out.append(range(first, b))
+                first = 0
+        return out
+
+    @property
+    def fragmented(self) -> bool:
+        """The head of the queue waits because no run of free blocks is long enough (contiguous reservation)."""
+        return bool(self.waiting) and self.requests[self.waiting[0]].wait_reason == "fragments"
+
     # folding ------------------------------------------------------------------------------------------------------------
 
     def clone(self) -> State:

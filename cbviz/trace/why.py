@@ -193,7 +193,8 @@ def _room(trace: Trace, state: State, at: Cursor, r: RequestState, facts: dict[s
     """Blocks: needed, free, and who would make up what is short."""
     size, free = state.block_size, state.num_free_blocks
     row = DISCIPLINES.get(str(state.config.get("discipline", "")))
-    ahead_of_need = row is not None and row.reserve in ("max-tokens", "guaranteed")
+    contiguous = state.config.get("kv_allocation") == "contiguous"
+    ahead_of_need = contiguous or (row is not None and row.reserve in ("max-tokens", "guaranteed"))
     tokens = r.num_prompt_tokens + r.max_tokens if ahead_of_need else r.num_tokens
     hits = _hits(trace, state, at, r.request_id)
     idle = sum(1 for b in hits if not state.ref_count(b))
@@ -206,6 +207,11 @@ def _room(trace: Trace, state: State, at: Cursor, r: RequestState, facts: dict[s
     ]
     short = need - free
     if short <= 0:
+        longest = max((len(run) for run in state.free_runs()), default=0)
+        if contiguous and longest < need:
+            facts["longest_run"] = longest
+            text = f"They must lie side by side, and the longest run of free blocks has {longest}: what is missing is not room, but room in one piece"
+            said.append(Sentence("waits", text, (r.request_id,)))
         return said
     helpers, got = [], 0
     for f in frees:

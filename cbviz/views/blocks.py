@@ -65,9 +65,10 @@ def block_map_rows(trace: Trace, cursor: Cursor | int | None = None) -> BlockRow
 
 
 def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int | None = None, selected: str | None = None, dark: bool = False) -> Figure:
-    """Every block of the pool: coloured by owner (thin: not full), free ones empty. Traces: blocks, shared, cached, reserved, changed, selected.
+    """Every block of the pool: coloured by owner (thin: not full), free ones empty. Traces: blocks, shared, cached, reserved, changed, selected, fragmented.
 
-    `selected`: a request whose blocks are framed. A block's sign: a square inside for shared, a dot in its last owner's colour for cached, a dash for reserved.
+    `selected`: a request whose blocks are framed. A block's sign: a square inside for shared, a dot in its last owner's colour for cached, a dash for reserved, a cross for
+    a free block in a run too short for the request that waits (contiguous reservation).
     """
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "blocks")
@@ -117,6 +118,7 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
         return np.flatnonzero(rows.kind == KINDS.index(kind)).tolist()
 
     cached = of("cached")
+    short = of("free") if not note and state.fragmented else []
     data = [
         {
             "type": "heatmap",
@@ -139,6 +141,7 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
         marks("reserved, empty", of("reserved"), {"symbol": "line-ew-open", "size": 9, "color": t.fg, "line": {"width": 1.5}}),
         marks("changed in this step", np.flatnonzero(rows.changed).tolist(), {"symbol": "square-open", "size": 18, "color": t.accent, "line": {"width": 1.5}}),
         marks("of the picked request", sorted(mine), {"symbol": "square-open", "size": 22, "color": t.fg, "line": {"width": 2.5}}),
+        marks("free, in too short a run", short, {"symbol": "x-thin-open", "size": 8, "color": t.state("preempted").color, "line": {"width": 1.5}}),
     ]
     bare = {"showgrid": False, "zeroline": False}
     every = max(1, height // 20)
@@ -180,6 +183,10 @@ def describe_block(state: State, block: int) -> str:
     last = label(state, state.last_owner[block])
     if kind == "cached":
         return f"block {block}, free, but still cached" + (f": {last} used it last" if last else "")
+    if state.fragmented:
+        run = next(r for r in state.free_runs() if block in r)
+        head = state.requests[state.waiting[0]]
+        return f"block {block}, free in a run of {len(run)}: {plain(head.request_id)} needs {head.wait_need} side by side"
     return f"block {block}, free" + (f": {last} had it last" if last else "")
 
 

@@ -47,6 +47,7 @@ _SLOTS: dict[str, tuple[str, str, str, str]] = {
     "reserved": ("#efa51f", "#f6c04d", "/", "reserved: whole blocks taken ahead"),
     "cached": ("#cc79a7", "#db9fc6", "x", "cached: free, can still be hit"),
     "free": ("#eef1f4", "#1b2027", "", "free"),
+    "fragmented": ("#d55e00", "#e2691a", "x", "fragmented: free, but in no run long enough"),
 }
 _BATCH: dict[str, tuple[str, str, str, str]] = {
     "prefill": ("#efa51f", "#f6c04d", "", "prefill"),

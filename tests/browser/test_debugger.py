@@ -222,7 +222,7 @@ def test_accounts_are_drawn_to_the_last_token(voila: str, cache: Path, open_tab:
         page.wait_for_function(f"cbviz.app.account.step === {step} && cbviz.app.account.run")
         r = trace.record(step)
         assert shown("tokens") == {p: getattr(r.tokens, p) for p in ("total", "useful", "recomputed", "padded", "rejected")}
-        assert shown("slots") == {p: getattr(r.slots, p) for p in ("total", "used", "partly_empty", "reserved", "cached", "free")}
+        assert shown("slots") == {p: getattr(r.slots, p) for p in ("total", "used", "partly_empty", "reserved", "cached", "free", "fragmented")}
         assert shown("run-tokens")["total"] == sum(x.tokens.total for x in trace.records[:step])
     assert page.locator("[data-scheme]").count() >= 3
     page.click(".cb-util .cb-max")

@@ -34,7 +34,7 @@ def test_slots_are_counted_at_the_forward_pass() -> None:
 def test_summary() -> None:
     s = summary(golden())
     assert s["tokens"] == {"total": 45, "useful": 37, "recomputed": 8, "padded": 0, "rejected": 0}
-    assert s["slots"] == {"total": 28, "used": 0, "partly_empty": 0, "reserved": 0, "cached": 20, "free": 8}
+    assert s["slots"] == {"total": 28, "used": 0, "partly_empty": 0, "reserved": 0, "cached": 20, "free": 8, "fragmented": 0}
     assert s["slot_steps"]["total"] == 8 * 28
     assert summary(golden(), 2)["tokens"]["total"] == 22
     assert summary(Trace())["tokens"]["total"] == 0

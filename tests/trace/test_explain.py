@@ -132,6 +132,7 @@ WAITS = {
     ("decode-step", 0, 0): "w1 waits: this step only decodes",
     ("watermark", 4, 2): "w1 waits: it needs 4 blocks, and 2 are free above the watermark that an admission leaves",
     ("reserve", 10, 4): "w1 waits: 10 blocks must be set aside for its prompt and longest output, 4 are free",
+    ("fragments", 9, 4): "w1 waits: it needs 9 blocks side by side for its prompt and longest output; enough are free, but the longest free run has 4 (external fragmentation)",
     ("guarantee", 9, 4): "w1 waits: with it, the prompts and longest outputs of all would need 9 more blocks, 4 are free",
     ("estimate", 9, 1): "w1 waits: with it, what is still expected of all would need 9 more blocks, 1 is free",
     ("degraded", 0, 1): "w1 waits: under overload the batch class goes one at a time, 1 request of it is running",

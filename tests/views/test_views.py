@@ -23,7 +23,7 @@ from tests.runs import run
 ALL: dict[str, tuple[Callable[..., Any], int]] = {
     "timeline": (views.timeline, len(STATES)),
     "timeline-time": (lambda t, c=None, **o: views.timeline(t, c, axis="time", **o), len(STATES)),
-    "block_map": (views.block_map, 6),
+    "block_map": (views.block_map, 7),
     "block_table": (lambda t, c=None, **o: views.block_table(t, "r2", c, **o), 1),
     "batch": (views.batch, 5),
     "utilisation": (views.utilisation, 4),
@@ -31,7 +31,7 @@ ALL: dict[str, tuple[Callable[..., Any], int]] = {
     "queues": (views.queues, 4),
     "latency": (views.latency, 3),
     "tokens": (views.tokens, 1),
-    "slots": (views.slots, 5),
+    "slots": (views.slots, 6),
     "compare": (lambda t, c=None, **o: views.compare(t, golden(), c, **o), 2 * len(STATES)),
 }
 

@@ -1,7 +1,7 @@
 // Where the tokens of the step and the slots of the pool are: two bars with exact figures; over the run, beside what contiguous memory would have held.
 import { h, setText } from "./dom.js";
 import { nf, percent } from "./format.js";
-const WORDS = { partly_empty: "partly empty", internal: "never filled", external: "in no piece" };
+const WORDS = { partly_empty: "partly empty", internal: "never filled", external: "in no piece", fragmented: "free, in too short runs" };
 const SCHEME = { max_model_len: "max_model_len each", exact: "prompt + max_tokens", buddy: "power of two (buddy)", paged: "this run's blocks" };
 const SAME = { internal: "partly_empty", external: "padded" };
 export class AccountPanel {

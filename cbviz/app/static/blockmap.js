@@ -29,9 +29,12 @@ export class BlockView {
   axesUpdate() { const t = this.ticksY(); return { ...this.home(), "xaxis.dtick": this.dtick(), "yaxis.tickvals": t.tickvals, "yaxis.ticktext": t.ticktext }; }
   home() { return { "xaxis.range": [-0.5, this.cols - 0.5], "yaxis.range": [this.rows - 0.5, -0.5] }; }
   at(p) { const x = Math.round(p.x), y = Math.round(p.y); if (x < 0 || x >= this.cols || y < 0) return -1; const i = y * this.cols + x; return i < this.app.R.bl.n ? i : -1; }
+  frags() { const { R } = this.app, q = R.waiting.length ? R.rows[R.waiting[0]] : null; return !!q && q.wait === "fragments"; }      // the head of the queue waits though enough blocks are free
+  run(i) { const bl = this.app.R.bl; let a = i, b = i; while (a > 1 && !bl.refs(a - 1)) a--; while (b + 1 < bl.n && !bl.refs(b + 1)) b++; return b - a + 1; }
   picked() { const { sel, R } = this.app, q = sel >= 0 ? R.rows[sel] : null; return q ? new Set(q.blocks) : null; }
   paint(f, ctx, g) {
     const { th, R } = this.app, { W, H, dpr } = g, cell = Math.min(W / (g.x1 - g.x0), H / (g.y1 - g.y0)) / dpr, bl = R.bl, vis = Math.max(1, g.x1 - g.x0) * Math.max(1, g.y1 - g.y0);
+    const frag = this.frags(); if (frag !== this.frag) { this.frag = frag; bl.dirty = null; }
     this.mk = this.picked(); if (this.mk) this.mk.delete(0);
     if (cell < 9 || vis > 6000) {
       let dim = null; if (this.mk && this.mk.size) { dim = this.dimA && this.dimA.length === bl.n ? this.dimA.fill(1) : (this.dimA = new Uint8Array(bl.n).fill(1)); for (const i of this.mk) dim[i] = 0; }
@@ -64,6 +67,7 @@ export class BlockView {
       }
     } else { // free; cached but free: dots in the last owner's colour
       ctx.globalAlpha = off ? 0.5 : 1; ctx.fillStyle = th.free; box(xa, ya, w, h, rad); ctx.fill();
+      if (this.frag) { ctx.strokeStyle = th.bad; ctx.lineWidth = Math.max(1, dpr); ctx.beginPath(); ctx.moveTo(xa + 0.32 * w, ya + 0.32 * h); ctx.lineTo(xb - 0.32 * w, yb - 0.32 * h); ctx.moveTo(xb - 0.32 * w, ya + 0.32 * h); ctx.lineTo(xa + 0.32 * w, yb - 0.32 * h); ctx.stroke(); }      // free, in a run that is too short
       if (flags & CACHED) {
         ctx.fillStyle = th.own.css[k]; const step = Math.max(4, Math.round(cell / 5)) * dpr, ds = Math.max(1, Math.round(step * 0.4)), nx = Math.max(1, Math.floor((w - step * 0.6) / step)), ny = Math.max(1, Math.floor((h - step * 0.6) / step)), ox = Math.round(xa + (w - (nx - 1) * step - ds) / 2), oy = Math.round(ya + (h - (ny - 1) * step - ds) / 2);
         for (let a = 0; a < nx; a++) for (let b = 0; b < ny; b++) ctx.fillRect(ox + a * step, oy + b * step, ds, ds);
@@ -87,6 +91,7 @@ export class BlockView {
     if (kind === "used") return `block ${i}\nowned by ${who}\n${fill}${bl.flags(i) & CACHED ? "\nfull, can be found by its hash" : ""}${changed}`;
     if (kind === "reserved") return `block ${i}\nreserved for ${who}, no token yet${changed}`;
     if (kind === "cached") return `block ${i}\nfree, but still holds tokens of ${who}:\na prompt that begins the same can hit it${changed}`;
+    if (this.frag) { const q = R.rows[R.waiting[0]]; return `block ${i}\nfree, in a run of ${this.run(i)}\n${R.id(R.waiting[0])} needs ${q.need} side by side${changed}`; }
     return `block ${i}\nfree${changed}`;
   }
   hover(p) { const i = p ? this.at(p) : -1; if (i >= 0) this.f.showTip(p, this.describe(i)); else this.f.hideTip(); if (i !== this.hov) { this.hov = i; this.f.dov = true; this.app.dirty(); } }

@@ -12,7 +12,7 @@ const chips = (app, host, list, most = 48) => { const over = list.length - most;
 export function waitText(app, r) {
   const q = app.R.rows[r]; if (!q || !q.wait) return ""; const n = nf.format(q.need), v = nf.format(q.have);
   return { seats: `all seats are taken`, blocks: `needs ${plural(q.need, "block")}, ${v} free`, budget: `needs ${plural(q.need, "token")} of the step's budget, ${v} left`, batch: `the batch has not ended: ${plural(q.have, "request")} still running`, preempted: "nobody is admitted in a step that preempted",
-    "decode-step": "this step only decodes", watermark: `needs ${n} blocks above the watermark, ${v} free`, reserve: `its reservation of ${plural(q.need, "block")} does not fit, ${v} free`, policy: "the policy said no" }[q.wait] ?? q.wait;
+    "decode-step": "this step only decodes", watermark: `needs ${n} blocks above the watermark, ${v} free`, reserve: `its reservation of ${plural(q.need, "block")} does not fit, ${v} free`, fragments: `needs ${plural(q.need, "block")} side by side, the longest free run has ${v}`, policy: "the policy said no" }[q.wait] ?? q.wait;
 }
 export class QueuePanel {
   constructor(host, app) { this.app = app; this.run = h("div", { class: "cb-chips" }); this.wait = h("div", { class: "cb-chips" }); this.rh = h("div", { class: "cb-sub" }); this.wh = h("div", { class: "cb-sub" }); this.why = h("div", { class: "cb-note" }); host.append(this.rh, h("div", {}, this.run), this.wh, h("div", {}, this.wait), this.why); }
