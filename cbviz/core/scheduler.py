@@ -53,7 +53,8 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, *, eos_token_ids: Iterable[int] = (), use_output_len: bool = False, keep_planned_hashes: bool = False) -> None:
         """`keep_planned_hashes`: a request taken out of a step leaves the hashes of the blocks it would have filled, as vLLM 0.32 does. These blocks
-        can then be hit though nothing was ever computed into them: a fault of vLLM's, for replaying its recordings, never for running a model.
+        can then be hit though nothing was ever computed into them: a fault of vLLM's, for replaying its recordings, never for running a model. So is
+        waiting for ever where padding drafts alone pass the budget, which is kept then too.
         """
         if config.max_model_len is None or config.max_num_batched_tokens is None:
             raise ValueError("the scheduler needs a resolved config: call EngineConfig.resolve(model_context) first")
@@ -550,6 +551,8 @@ class Scheduler:
         n = 1 + self.config.num_speculative_tokens
         if self.proposer is None or self._prefill_ran or not (running_ran or cached) or 0 < threshold < n:
             return False
+        if not self.running and n > (self.config.max_num_batched_tokens or 0) and not self.keep_planned_hashes:
+            return False  # vLLM 0.32 waits for a budget that never comes
         return cached + n + 1 <= self.max_model_len
 
     def _next_in_line(self, num_batch_class: int) -> int:
