@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cbviz.model.kv_store import KVLayer
+from cbviz.model.kv_store import KVLayer, dequantise, quantise
 from cbviz.model.matrix import Int8Matrix, Matrix, dense
 from cbviz.model.ops import Batch, OpSet, choose, experts_grouped
 
@@ -139,29 +139,51 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> 
         # Padding stands at the end, so the written tokens are a slice.
         found = batch.shared[("slots", heads)] = (rows.reshape(-1), int(written.sum()))
     rows, num_written = found
-    layer.k.view(-1, dim).index_copy_(0, rows, k[:num_written].reshape(-1, dim).to(layer.k.dtype))
-    layer.v.view(-1, dim).index_copy_(0, rows, v[:num_written].reshape(-1, dim).to(layer.v.dtype))
+    for x, to, scales, zeros in ((k, layer.k, layer.k_scale, layer.k_zero), (v, layer.v, layer.v_scale, layer.v_zero)):
+        x = x[:num_written].reshape(-1, dim)
+        if scales is None:
+            to.view(-1, dim).index_copy_(0, rows, x.to(to.dtype))
+            continue
+        codes, scale, zero = quantise(x, to.dtype)
+        to.view(-1, codes.shape[1]).index_copy_(0, rows, codes)
+        scales.view(-1).index_copy_(0, rows, scale)
+        if zeros is not None and zero is not None:
+            zeros.view(-1).index_copy_(0, rows, zero)
 
 
-def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int) -> torch.Tensor:
-    heads_kv, block_size, dim = layer.k.shape[1:]
-    heads = q.shape[1]
+def _gather(layer: KVLayer, rows: torch.Tensor, n: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [n, H_kv, count, D] float32 of the first `count` slots in these rows (blocks of one head) for n sequences."""
+    heads_kv = layer.k.shape[1]
+
+    def some(x: torch.Tensor | None) -> torch.Tensor | None:
+        if x is None:
+            return None
+        found = x.view(x.shape[0] * heads_kv, -1).index_select(0, rows).view(n, heads_kv, -1, *x.shape[3:])
+        return found[:, :, :count]
+
+    out = []
+    for x, scales, zeros in ((layer.k, layer.k_scale, layer.k_zero), (layer.v, layer.v_scale, layer.v_zero)):
+        codes, scale = some(x), some(scales)
+        assert codes is not None
+        out.append(codes.float() if scale is None else dequantise(codes, scale, some(zeros)))
+    return out[0], out[1]
+
+
+def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int, sinks: int = 0) -> torch.Tensor:
+    heads_kv = layer.k.shape[1]
+    heads, dim = q.shape[1:]
     groups = heads // heads_kv
     plan: _Plan | None = batch.shared.get(("attention", window))
     if plan is None:
-        plan = batch.shared[("attention", window)] = _plan(batch, heads_kv, window)
-    keys = layer.k.view(-1, block_size * dim)
-    values = layer.v.view(-1, block_size * dim)
+        plan = batch.shared[("attention", window)] = _plan(batch, heads_kv, window, sinks)
     out = torch.empty(q.shape, dtype=q.dtype)
     for d in plan.decodes:
         n = d.count
-        k = keys.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys].float()
-        v = values.index_select(0, d.rows).view(n, heads_kv, -1, dim)[:, :, :d.keys].float()
+        k, v = _gather(layer, d.rows, n, d.keys)
         y = F.scaled_dot_product_attention(q[d.tokens].reshape(n, heads_kv, groups, dim), k, v, attn_mask=d.mask, scale=scale)
         out[d.tokens] = y.reshape(n, heads, dim)
     for c in plan.chunks:
-        k = keys.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys].float()
-        v = values.index_select(0, c.rows).view(1, heads_kv, -1, dim)[:, :, :c.keys].float()
+        k, v = _gather(layer, c.rows, 1, c.keys)
         y = F.scaled_dot_product_attention(q[c.first:c.last].transpose(0, 1)[None], k, v, attn_mask=c.mask, is_causal=c.mask is None, scale=scale, enable_gqa=groups > 1)
         out[c.first:c.last] = y[0].transpose(0, 1)
     out[plan.num_tokens:] = 0
@@ -227,9 +249,10 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(x[:, :half]).mul_(x[:, half:])
 
 
-def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
+def _plan(batch: Batch, heads_kv: int, window: int, sinks: int = 0) -> _Plan:
     """Splits the batch into groups of decodes of similar length, and chunks; makes their gather rows and masks."""
     size = batch.block_size
+    sink_blocks = (sinks + size - 1) // size
     heads = torch.arange(heads_kv)
     starts = [0]
     for n in batch.query_lens_list:
@@ -247,14 +270,14 @@ def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
         lens = [batch.seq_lens_list[b] for b in group]
         # Blocks that lie left of everybody's window are not gathered.
         lead = max(0, min(lens) - window) // size if window else 0
-        keys = max(lens) - lead * size
-        table = batch.block_table[group, lead:lead + (keys + size - 1) // size].clamp(min=0).long()
+        at, where = _seen_from(lead, sink_blocks, max(lens), size)
+        keys = len(at)
+        table = batch.block_table[group][:, where].clamp(min=0).long()
         rows = (table[:, None, :] * heads_kv + heads[None, :, None]).reshape(-1)
         mask = None
-        if min(lens) != max(lens) or (window and min(lens) > window + lead * size):
-            at = torch.arange(lead * size, max(lens))
+        if min(lens) != max(lens) or (window and max(lens) > window):
             end = torch.tensor(lens)[:, None]
-            seen = (at < end) & (at >= end - window) if window else at < end
+            seen = (at < end) & ((at >= end - window) | (at < sinks)) if window else at < end
             mask = torch.zeros(len(group), 1, 1, keys).masked_fill_(~seen[:, None, None, :], float("-inf"))
         places = [starts[b] for b in group]
         # Mostly the decodes stand in a row, and a slice spares a copy.
@@ -272,15 +295,25 @@ def _plan(batch: Batch, heads_kv: int, window: int) -> _Plan:
             last = min(begin + slab, n)
             stop = length - n + last                      # keys up to the slab's last query
             lead = max(0, length - n + begin + 1 - window) // size if window else 0
-            table = batch.block_table[b, lead:(stop + size - 1) // size].clamp(min=0).long()
+            at, where = _seen_from(lead, sink_blocks, stop, size)
+            table = batch.block_table[b, where].clamp(min=0).long()
             rows = (table[None, :] * heads_kv + heads[:, None]).reshape(-1)
             mask = None
             if masked:
-                query, at = torch.arange(length - n + begin, stop)[:, None], torch.arange(lead * size, stop)
-                seen = (at <= query) & (at > query - window) if window else at <= query
-                mask = torch.zeros(last - begin, stop - lead * size).masked_fill_(~seen, float("-inf"))
-            chunks.append(_Chunk(starts[b] + begin, starts[b] + last, rows, stop - lead * size, mask))
+                query = torch.arange(length - n + begin, stop)[:, None]
+                seen = (at <= query) & ((at > query - window) | (at < sinks)) if window else at <= query
+                mask = torch.zeros(last - begin, len(at)).masked_fill_(~seen, float("-inf"))
+            chunks.append(_Chunk(starts[b] + begin, starts[b] + last, rows, len(at), mask))
     return _Plan(starts[-1], decodes, chunks)
+
+
+def _seen_from(lead: int, sink_blocks: int, stop: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions [n] that are gathered, and the places in the table of their blocks: the blocks with sinks, then those from `lead` on, up to position `stop`."""
+    places = torch.arange((stop + size - 1) // size)
+    if sink_blocks < lead:
+        places = places[(places < sink_blocks) | (places >= lead)]
+    at = (places[:, None] * size + torch.arange(size)).reshape(-1)
+    return at[at < stop], places
 
 
 CPU = OpSet("torch", "plain torch, few and large calls", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack,

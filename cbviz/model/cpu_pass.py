@@ -52,6 +52,7 @@ class CompiledPass:
         self._held: list[torch.Tensor] = []
         """What the structures point to."""
         self._vocab = c.vocab_size
+        self._sinks = decoder.sinks
         self._kinds = {_kind(m) for m in (w.embed, w.head, *(getattr(layer, n) for layer in w.layers for n in _MATRICES))}
         self._layers = (_Layer * c.num_layers)()
         for to, layer, window in zip(self._layers, w.layers, decoder.windows, strict=True):
@@ -77,6 +78,8 @@ class CompiledPass:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: Batch, kv: KVStore, sample_rows: torch.Tensor) -> torch.Tensor:
         """See `Decoder.forward`."""
+        if kv.quantised or self._sinks:
+            raise NotImplementedError("the compiled pass reads no codes and knows no sinks")
         self._use(kv)
         m = self._model
         m.threads = torch.get_num_threads()

@@ -273,12 +273,14 @@ class Weights:
 class Decoder:
     """The forward pass. Holds weights and operators, no state of any sequence."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, ops: OpSet, window: int = 0) -> None:
-        """`window`: attention window laid over the model's own in every layer (the smaller counts), 0: the model's own only."""
+    def __init__(self, config: DecoderConfig, weights: Weights, ops: OpSet, window: int = 0, sinks: int = 0) -> None:
+        """`window`: attention window laid over the model's own in every layer (the smaller counts), 0: the model's own only. `sinks`: first tokens that every
+        query sees in the layers with a window."""
         c = self.config = config
         self.weights = weights
         self.ops = ops
         self.windows = tuple(min(w, window) if w and window else w or window for w in config.windows)
+        self.sinks = sinks
         if window and config.kv_lora_rank:
             raise ModelError(f"sliding_window is {window}, but {config.architecture} has MLA, for which no window is built; set sliding_window to 0")
         routed: list[Matrix] = [m for layer in weights.layers if layer.router is not None for m in (layer.gate_up, layer.down)]
@@ -345,9 +347,9 @@ class Decoder:
         """Attention of layer `i` over x [T, C], before the output projection: [T, H D]."""
         c, ops, num_tokens = self.config, self.ops, len(x)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        if ops.rope_and_write is not None and not c.qk_norm_whole and not c.clip_qkv:
+        if ops.rope_and_write is not None and not c.qk_norm_whole and not c.clip_qkv and cache.rotation is None:
             q = ops.rope_and_write(qkv, cos, sin, layer.q_norm, layer.k_norm, c.rms_norm_eps, c.num_heads, cache, batch)
-            return ops.attention(q, cache, batch, c.head_dim**-0.5, self.windows[i]).reshape(num_tokens, c.q_size)
+            return ops.attention(q, cache, batch, c.head_dim**-0.5, self.windows[i], sinks=self.sinks).reshape(num_tokens, c.q_size)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qkv[:, :c.q_size], qkv[:, c.q_size:c.q_size + c.kv_size]
             if c.qk_norm_whole:
@@ -363,9 +365,11 @@ class Decoder:
         if c.clip_qkv:
             heads, v = heads.clamp(-c.clip_qkv, c.clip_qkv), v.clamp(-c.clip_qkv, c.clip_qkv)
         turned = ops.rope(heads, cos, sin)
+        if cache.rotation is not None:
+            turned = turned @ cache.rotation
         # All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step.
         ops.write_kv(turned[:, c.num_heads:], v, cache, batch)
-        return ops.attention(turned[:, :c.num_heads], cache, batch, c.head_dim**-0.5, self.windows[i]).reshape(num_tokens, c.q_size)
+        return ops.attention(turned[:, :c.num_heads], cache, batch, c.head_dim**-0.5, self.windows[i], sinks=self.sinks).reshape(num_tokens, c.q_size)
 
     def _latent_attention(self, i: int, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, cache: KVLayer) -> torch.Tensor:
         """MLA (DeepSeek-V2, section 2.1) over x [T, C], before the output projection: [T, H d_v]. What is cached is the latent and the one rotated key of all heads."""

@@ -63,8 +63,8 @@ class LoadedModel:
     folder: Path | None = None
     _other: dict[str, Weights] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    def decoder(self, ops: OpSet, window: int = 0, precision: str = "exact") -> Decoder:
-        return Decoder(self.config, self.weights_in(precision), ops, window)
+    def decoder(self, ops: OpSet, window: int = 0, precision: str = "exact", sinks: int = 0) -> Decoder:
+        return Decoder(self.config, self.weights_in(precision), ops, window, sinks)
 
     def weights_in(self, precision: str) -> Weights:
         """The weights as `precision` holds them; every caller gets the same tensors. Raises ModelError."""

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from cbviz.model.hub import ModelError
-from cbviz.model.kv_store import KVLayer
+from cbviz.model.kv_store import KVLayer, dequantise, quantise
 from cbviz.model.matrix import Matrix, dense
 
 if TYPE_CHECKING:
@@ -236,8 +236,9 @@ class OpSet:
     """(x [T, heads, D], cos [T, D/2], sin [T, D/2]) -> rotated x; the first half of D is turned against the second."""
     write_kv: Callable[[torch.Tensor, torch.Tensor, KVLayer, Batch], None]
     """(k [T, H_kv, D], v [T, H_kv, D], layer, batch): puts them into their slots."""
-    attention: Callable[[torch.Tensor, KVLayer, Batch, float, int], torch.Tensor]
-    """(q [T, H, D], layer, batch, scale, window) -> [T, H, D]. Query at position i sees keys j with i - window < j <= i; window 0: all j <= i."""
+    attention: Callable[..., torch.Tensor]
+    """(q [T, H, D], layer, batch, scale, window, sinks=0) -> [T, H, D]. Query at position i sees keys j <= i with i - window < j or j < sinks; window 0: all j <= i.
+    Blocks that no query of the step sees may be the null block, which holds nothing."""
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     """(gate and up [T, 2 I], gate first) -> silu(gate) * up [T, I]"""
     choose: Callable[[torch.Tensor], tuple[list[int], list[float], list[float]]]
@@ -285,11 +286,27 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> None:
     for t, slot in enumerate(batch.slot_mapping.tolist()):
         if slot >= 0:
-            layer.k[slot // batch.block_size, :, slot % batch.block_size] = k[t]
-            layer.v[slot // batch.block_size, :, slot % batch.block_size] = v[t]
+            at = slot // batch.block_size, slice(None), slot % batch.block_size
+            if layer.k_scale is None:
+                layer.k[at], layer.v[at] = k[t], v[t]
+                continue
+            for x, codes, scales, zeros in ((k[t], layer.k, layer.k_scale, layer.k_zero), (v[t], layer.v, layer.v_scale, layer.v_zero)):
+                assert scales is not None
+                codes[at], scales[at], zero = quantise(x, codes.dtype)
+                if zeros is not None:
+                    zeros[at] = zero
 
 
-def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int) -> torch.Tensor:
+def read_kv(layer: KVLayer, blocks: torch.Tensor, offsets: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of these slots as numbers, float32 where the layer holds codes: [n, H_kv, D] for n blocks and offsets, [n, H_kv, block_size, D] for whole blocks."""
+    at = blocks, slice(None), offsets
+    if layer.k_scale is None or layer.v_scale is None:
+        return layer.k[at], layer.v[at]
+    return (dequantise(layer.k[at], layer.k_scale[at], None if layer.k_zero is None else layer.k_zero[at]),
+            dequantise(layer.v[at], layer.v_scale[at], None if layer.v_zero is None else layer.v_zero[at]))
+
+
+def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int, sinks: int = 0) -> torch.Tensor:
     out = torch.zeros_like(q)
     groups = q.shape[1] // layer.k.shape[1]
     starts = batch.query_start_loc.tolist()
@@ -297,11 +314,11 @@ def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, windo
         queries = q[starts[b]:starts[b + 1]]                                     # [n, H, D], the sequence's last n tokens
         for i, row in enumerate(queries):
             position = length - len(queries) + i
-            first = max(0, position - window + 1) if window else 0
-            seen = torch.arange(first, position + 1, device=q.device)
+            seen = torch.arange(position + 1, device=q.device)
+            if window:
+                seen = seen[(seen > position - window) | (seen < sinks)]
             blocks, offsets = batch.block_table[b, seen // batch.block_size].long(), seen % batch.block_size
-            keys = layer.k[blocks, :, offsets].repeat_interleave(groups, dim=1)   # [seen, H, D]
-            values = layer.v[blocks, :, offsets].repeat_interleave(groups, dim=1)
+            keys, values = (x.repeat_interleave(groups, dim=1) for x in read_kv(layer, blocks, offsets))    # [seen, H, D]
             weights = torch.softmax((keys * row).sum(-1) * scale, dim=0)          # [seen, H]
             out[starts[b] + i] = (weights[:, :, None] * values).sum(0)
     return out

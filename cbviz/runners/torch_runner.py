@@ -156,9 +156,8 @@ class TorchRunner:
         for b in stale:
             n = min(size, len(ids) - b * size)
             kv.clear([table[b]] * n, list(range(n)))
-            for mine, theirs in zip(kv.layers, aside.layers, strict=True):
-                mine.k[table[b], :, :n] = theirs.k[b, :, :n]
-                mine.v[table[b], :, :n] = theirs.v[b, :, :n]
+            for mine, theirs in zip(kv.parts, aside.parts, strict=True):
+                mine[:, :, table[b], :, :n] = theirs[:, :, b, :, :n]
 
     def _check(self, c: Chunk) -> None:
         end = c.start + c.num_tokens

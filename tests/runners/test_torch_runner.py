@@ -302,7 +302,7 @@ def wanted(seqs: dict[str, Seq]) -> tuple[dict[str, list[int]], dict[str, list[i
 def contents(r: TorchRunner, s: Seq) -> torch.Tensor:
     """Keys and values [L, 2, done, H_kv, D] of one sequence."""
     size = r.kv.block_size
-    return torch.stack([torch.stack([x[s.table[p // size], :, p % size] for p in range(s.done)]) for layer in r.kv.layers for x in layer])
+    return torch.stack([torch.stack([x[s.table[p // size], :, p % size] for p in range(s.done)]) for layer in r.kv.layers for x in (layer.k, layer.v)])
 
 
 def test_sync_of_what_is_there_computes_nothing() -> None:
