@@ -191,6 +191,7 @@ class EngineConfig:
     modelled_device: str = knob("NVIDIA H100 SXM", "Device whose time the modelled clock tells.", live=False)
     precision: str = knob("fast", "Arithmetic of the real model: float32; weights and KV in 16 bits; weights in 8 bits.", choices=("exact", "fast", "int8"), live=False)
     kernels: str = knob("auto", "Which operators the real model uses.", choices=("auto", "reference", "cpu", "triton"), live=False)
+    batch_invariant: bool = knob(False, "No bit of a request's logits may depend on batch-mates or on how its prompt is cut; refused where operators don't promise it.", live=False)
     device: str = knob("auto", "Where the real model runs: auto, cpu, cuda.", live=False)
     seed: int = knob(0, "Seed of sampling and of made-up tokens.", min=0, max=2**63 - 1, live=False)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import msgspec
+import numpy as np
 
 from cbviz import cost as costs
 from cbviz import events as ev
@@ -27,6 +28,8 @@ from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord
 from cbviz.runners.base import Runner
+from cbviz.trace import alone
+from cbviz.trace.alone import AgainstAlone
 from cbviz.trace.schema import KEYFRAME_EVERY, Keyframe, TraceHeader
 from cbviz.trace.state import RequestState, State
 from cbviz.trace.trace import Cursor, Trace
@@ -412,6 +415,38 @@ class Session:
     def watched(self) -> dict[str, Any]:
         """The values of the watches at the cursor."""
         return {w.name: w.value(self.trace, self.cursor) for w in self.watches}
+
+    def alone(self, request_id: str, step: int | None = None, *, progress: Callable[[float], None] = lambda share: None) -> AgainstAlone:
+        """Computes the request once more, alone and cut into the same chunks, and holds it against what was computed among others, bit for bit.
+
+        `step`: the step to look into, operator by operator; left out: its last one up to the cursor. The run itself is not touched. Takes as long as the request takes
+        alone. Raises KeyError for an unknown request, ValueError for one that nothing was computed of, ConfigError where nothing is really computed.
+        """
+        runner: Any = self.runner
+        if not hasattr(runner, "step_difference"):
+            raise ConfigError(f"runner {self.runner_name} computes no numbers that could differ: take the real model")
+        told = alone.life(self.trace, request_id)
+        at = alone.last_step_of(self.trace, request_id, self.cursor.step if step is None else step) or next(s for s in told.origin if s)
+        r = self.trace.state().request(request_id)
+        assert r.spec is not None
+        found = runner.alone(request_id, told.token_ids, told.cuts, r.spec.sampling, list(told.places), told.table, progress)
+        end = sum(told.cuts[-1])
+        parts, which, ids = alone.parts_of(self.trace, request_id, at)
+        tokens = []
+        for i, (place, made) in enumerate((p, s) for p, s in told.places.items() if p <= end):
+            t, record = found.tokens[i], self.trace.record(made)
+            first = r.output_steps.index(made)
+            said = (record.logprobs or {}).get(request_id) or []
+            k = place - r.num_prompt_tokens
+            tokens.append(alone.TokenPair(place, made, r.output_token_ids[k], t.token_id, said[k - first] if k - first < len(said) else None, t.logprob, t.gap,
+                                          *(self._word(x) for x in (r.output_token_ids[k], t.token_id))))
+        gone = int(np.isnan(found.keys[0]).sum())
+        notes = [f"The cache no longer holds {gone} of its {found.keys.shape[1]} positions: they are not compared."] if gone else []
+        return alone.AgainstAlone(told, found.keys, found.values, found.ulps, tokens, at, [i for i in ids if i != request_id], runner.step_difference(parts, which),
+                                  runner.ops.about, runner.decoder.batch_invariant, notes)
+
+    def _word(self, token_id: int) -> str:
+        return str(self.tokenizer.decode([token_id])) if self.tokenizer is not None else str(token_id)
 
     # inputs -------------------------------------------------------------------------------------------------------------
 

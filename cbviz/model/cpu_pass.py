@@ -46,6 +46,9 @@ class _Step(ctypes.Structure):
 class CompiledPass:
     """`Decoder.forward` for one decoder. Made by `whole`."""
 
+    batch_invariant = True
+    """See `OpSet.batch_invariant`; here also for any number of threads."""
+
     def __init__(self, decoder: Decoder, lib: ctypes.CDLL) -> None:
         c, w = decoder.config, decoder.weights
         self._lib = lib

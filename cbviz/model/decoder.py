@@ -18,7 +18,7 @@ from cbviz.config import ModelSpec
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVLayer, KVStore
 from cbviz.model.matrix import Matrix, dense, num_bytes, rows
-from cbviz.model.ops import Batch, OpSet, Router, route, write_latent
+from cbviz.model.ops import Batch, OpSet, Router, write_latent
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
 _GGUF = ("llama", "mistral", "qwen2", "qwen3")
@@ -300,6 +300,11 @@ class Decoder:
         self._whole = ops.whole(self) if ops.whole is not None and config.is_plain else None
         self._packed = self._pack() if self._whole is None else weights
 
+    @property
+    def batch_invariant(self) -> bool:
+        """The promise of `OpSet.batch_invariant` for whatever this decoder computes with."""
+        return self.ops.batch_invariant if self._whole is None else bool(getattr(self._whole, "batch_invariant", False))
+
     def _pack(self) -> Weights:
         c, ops = self.config, self.ops
 
@@ -323,8 +328,7 @@ class Decoder:
         if self._whole is not None:
             return self._whole(token_ids, positions, batch, kv, sample_rows)
         c, w, ops = self.config, self._packed, self.ops
-        angles = positions.float()[:, None] * w.inverse_frequencies
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = ops.angles(positions, w.inverse_frequencies)
         residual = rows(w.embed, token_ids)
         x = ops.rms_norm(residual, w.layers[0].attn_norm, c.rms_norm_eps)
         for i, layer in enumerate(w.layers):
@@ -393,7 +397,7 @@ class Decoder:
         """The routed experts of x [T, C], and the shared one where there is one. Notes in the batch who went where."""
         ops = self.ops
         assert layer.router is not None
-        weights, chosen = route(x.float() @ layer.router.T, layer.router_bias, self.config.num_experts_per_tok, self.config.router)
+        weights, chosen = ops.route(x, layer.router, layer.router_bias, self.config.num_experts_per_tok, self.config.router)
         batch.chosen.append(chosen)
         y = ops.experts(x, weights, chosen, layer.gate_up, layer.down)
         if layer.shared_gate_up is not None:

@@ -67,6 +67,11 @@ class Batch:
                    torch.tensor(seq_lens, dtype=torch.int32, device=device), list(query_lens), list(seq_lens), block_size)
 
 
+def angles(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    turned = positions.float()[:, None] * frequencies
+    return turned.cos(), turned.sin()
+
+
 @dataclass(frozen=True, slots=True)
 class Router:
     """How a token's experts are chosen from the router's scores, and what they weigh. The defaults are Mixtral's."""
@@ -109,6 +114,10 @@ def route(scores: torch.Tensor, bias: torch.Tensor | None, num_chosen: int, rout
     if router.normalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return weights * router.scale, chosen
+
+
+def choose_experts(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_chosen: int, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
+    return route(x.float() @ matrix.T, bias, num_chosen, router)
 
 
 def experts_loop(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -246,7 +255,10 @@ class OpSet:
     pack: Callable[[Matrix], Any]
     """A weight matrix as `linear` wants it; done once, when a decoder is made."""
     whole: Callable[[Decoder], Callable[..., torch.Tensor] | None] | None = None
-    """Where it is not None: makes a decoder's `forward` as one call, or None for a decoder that it cannot serve."""
+    """Where it is not None: makes a decoder's `forward` as one call, or None for a decoder that it cannot serve. What it makes has an attribute
+    `batch_invariant` that is True if it keeps the promise of the field below."""
+    route: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int, Router], tuple[torch.Tensor, torch.Tensor]] = choose_experts
+    """(x [T, C], router [E, C], bias [E] or None, K, how) -> the chosen experts' weights [T, K] and their numbers [T, K]"""
     experts: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, Any], torch.Tensor] = experts_grouped
     """(x [T, C], weights [T, K], chosen [T, K], gate_up [E, 2 I, C], down [E, C, I] as `pack_experts` gives them) -> [T, C]"""
     pack_experts: Callable[[Matrix, int], Any] = pack_experts
@@ -261,6 +273,11 @@ class OpSet:
     logits' device and without waiting for it; what `sampling.filtered_probs` and the uniform number choose. Temperature 0: the best."""
     report: dict[str, str] = field(default_factory=dict)
     """Operator -> which implementation it is, and why where it is not this set's own. Empty: all are."""
+    angles: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = angles
+    """(positions [T], inverse frequencies [D/2]) -> cos, sin [T, D/2]"""
+    batch_invariant: bool = False
+    """The promise that a row of each operator's result depends, to the bit, on that row's input and on its sequence's keys and values alone: not on other rows,
+    their number, the cut of a prompt into chunks, or where blocks lie. On one machine, with one number of threads."""
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ Owns the model, the KV store and its ledger. Knows no queue, policy or earlier p
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import cbviz.model  # noqa: F401  before torch: it settles how torch's threads wait
 
@@ -15,12 +15,15 @@ import numpy as np
 import torch
 
 from cbviz.config import ConfigError, EngineConfig, ModelSpec
-from cbviz.messages import Chunk, RunnerOutput, SchedulerOutput
+from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput
 from cbviz.model import ops, threads
+from cbviz.model.decoder import Decoder
+from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
 from cbviz.model.hub import ModelSource, Progress
 from cbviz.model.kv_store import EMPTY, KVStore, chain_all
 from cbviz.model.loader import LoadedModel, load
-from cbviz.model.ops import Batch
+from cbviz.model.ops import Batch, OpSet
+from cbviz.model.rowwise import ROWWISE
 from cbviz.model.sampling import Draw, sample
 from cbviz.model.tokenizer import Tokenizer
 from cbviz.runners.base import RunnerError
@@ -33,7 +36,7 @@ class TorchRunner:
     """A decoder (dense, mixture of experts, MLA) over a paged KV store.
 
     `model`: what `hub.resolve` takes (a registry name, folder, GGUF file or hub id), or a model already loaded, whose weights are then
-    shared. Of `config` it reads block_size, num_blocks, sliding_window, precision, kernels, device and seed. Raises ConfigError
+    shared. Of `config` it reads block_size, num_blocks, sliding_window, precision, kernels, batch_invariant, device and seed. Raises ConfigError
     for a field that asks for what does not exist, ModelError for a model that cannot be had.
     """
 
@@ -45,13 +48,24 @@ class TorchRunner:
         self.model = model if isinstance(model, LoadedModel) else load(model, device=self.device, progress=progress)
         c = self.model.config
         kept = torch.float32 if config.precision == "exact" else torch.float16
-        self.ops = ops.pick(config.kernels, self.device, ops.Shape(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, config.block_size, kept))
-        self.decoder = self.model.decoder(self.ops, config.sliding_window, config.precision)
+        self.ops, self.decoder = self._operators(config, ops.Shape(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, config.block_size, kept))
         self.kv = c.store(config.num_blocks, config.block_size, self.device, kept)
         self._spec = self.model.spec(config.precision)
         self._writing: set[int] = set()
         self._chosen: list[torch.Tensor] = []
         """The experts of the last pass, as the decoder noted them."""
+
+    def _operators(self, config: EngineConfig, shape: ops.Shape) -> tuple[OpSet, Decoder]:
+        """The operators that the config asks for, and a decoder on them. With `batch_invariant` only what promises it: `auto` falls back to the reference row by row."""
+        chosen = ops.pick(config.kernels, self.device, shape) if not (config.batch_invariant and config.kernels == "reference") else ROWWISE
+        decoder = self.model.decoder(chosen, config.sliding_window, config.precision)
+        if config.batch_invariant and not decoder.batch_invariant:
+            if config.kernels != "auto":
+                raise ConfigError(f"batch_invariant is on, but kernels {config.kernels!r} are here {chosen.name} ({chosen.about}) and do not promise it: their sums are split by "
+                                  "the number of rows. Set kernels to 'auto' or 'reference', or turn batch_invariant off.")
+            chosen = ROWWISE
+            decoder = self.model.decoder(chosen, config.sliding_window, config.precision)
+        return chosen, decoder
 
     @property
     def spec(self) -> ModelSpec:
@@ -125,6 +139,23 @@ class TorchRunner:
     def reset(self) -> None:
         self.kv.reset()
         self._writing = set()
+
+    def alone(self, request_id: str, ids: Sequence[int], cuts: Sequence[tuple[int, int]], sampling: Sampling, places: Sequence[int], table: Sequence[int],
+              progress: Callable[[float], None] = lambda share: None) -> Alone:
+        """A request's whole life once more, alone: see `divergence.alone`. `places`: of the tokens it drew; `table`: where its keys and values lie, or lay."""
+        size, end = self.kv.block_size, sum(cuts[-1]) if cuts else 0
+        wanted = np.array(chain_all(ids[:end]), dtype=np.int64)
+        at = np.arange(end)
+        rows = np.zeros(end // size + 1, dtype=np.int64)
+        rows[:len(table)] = table[:len(rows)]
+        held = (rows[at // size] != 0) & (self.kv.ledger[rows[at // size], at % size] == wanted)
+        seed = self.config.seed if sampling.seed is None else sampling.seed
+        draws = {p: Draw(sampling, seed, request_id, p) for p in places}
+        return alone(self.decoder, ids, cuts, draws, self.kv, rows.tolist(), held, self.kv.like(-(-end // size)), progress)
+
+    def step_difference(self, parts: Sequence[tuple[list[int], int, int]], which: int) -> StepDifference:
+        """One step's chunk `which` in company and alone: see `divergence.step_difference`."""
+        return step_difference(self.decoder, parts, which, self.kv.like, self.kv.block_size)
 
     def _holds(self, block_id: int, wanted: np.ndarray) -> bool:
         return bool((self.kv.ledger[block_id, :len(wanted)] == wanted).all())
