@@ -51,6 +51,20 @@ def test_row_by_row_nothing_depends_on_company_or_pieces(precision: str, shape: 
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "olmoe", "deepseek-v2-groups", "deepseek-v3"])
+def test_row_by_row_with_experts_and_latents(name: str, tiny: Any, feed: Any) -> None:
+    """And the compiled pass, which serves none of these, promises nothing for them: `auto` falls back."""
+    m = tiny(name).ours
+    decoder = m.decoder(ROWWISE)
+    mine, others = tokens(30, 97, 1), [tokens(20 + i, 97, i) for i in range(2, 6)]
+    (alone,) = feed(decoder, [mine], block_size=4, pieces=lambda rng: 30)
+    assert torch.equal(feed(decoder, [mine, *others], block_size=4, pieces=lambda rng: rng.randint(1, 9), num_padding=3)[0], alone)
+    (theirs,) = feed(m.decoder(ops.REFERENCE), [mine], block_size=4, pieces=lambda rng: 30)
+    torch.testing.assert_close(alone, theirs, atol=1e-4, rtol=1e-4)
+    assert not m.decoder(ops.pick("cpu", "cpu")).batch_invariant
+    assert TorchRunner(m, EngineConfig(num_blocks=8, batch_invariant=True)).ops.name == "row by row"
+
+
 @pytest.mark.parametrize("name", ["reference", "torch"])
 def test_what_does_not_promise_it_does_not_keep_it(name: str) -> None:
     """Otherwise the tests above would show nothing."""
