@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cbviz.app import opening, typed
+from cbviz.app.alone import alone_message
 from cbviz.app.debugger import Debugger
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.wire import Wire, metrics_message, why_message
@@ -134,6 +135,7 @@ class Player:
             self._live["title"] = [model, f"{h.device}, {h.clock}", str(config.get("discipline", "")), str(config.get("policy", ""))]
             self._live["recording"] = s.why if isinstance(s, Recording) else None
             self._live["max_model_len"] = config.get("max_model_len")
+            self._live["alone"] = isinstance(s, Session) and hasattr(s.runner, "step_difference")
         if self.address:
             self._live["run"] = self.run
         self._live["allow_code"] = self.allow_code
@@ -421,6 +423,8 @@ class Player:
             await self._add(m)
         elif name == "abort":
             await self._input("abort", lambda: s.abort(str(m["id"])) if isinstance(s, Session) else None, id=m["id"])
+        elif name == "alone":
+            await self._alone(str(m["id"]))
         elif name == "set":
             await self._set(str(m["field"]), m["value"])
         elif name == "save":
@@ -592,6 +596,25 @@ class Player:
         rid = await self._input("add", lambda: s.add(text, max_tokens=most, chat=s.tokenizer is not None))
         if rid is not None:
             self.post({"type": "said", "cmd": "add", "id": rid})
+
+    async def _alone(self, request_id: str) -> None:
+        """Computes a request once more, alone; the run stands meanwhile."""
+        s = self.session
+        if not isinstance(s, Session):
+            self.post({"type": "said", "cmd": "alone", "error": "This is a recording: run it again to compute a request alone."})
+            return
+        await self.stop()
+        what = f"Computing {request_id} alone …"
+        self.tell(loading=what, progress=0.0, banner=None, bad=False)
+        try:
+            found = await self.work(lambda: s.alone(request_id, progress=lambda share: self.progress(share, what)))
+        except UserErrors as e:
+            self.post({"type": "said", "cmd": "alone", "error": _text(e)})
+            return
+        finally:
+            await asyncio.sleep(0)  # the progress that is on its way comes first
+            self.tell(loading=None, progress=-1)
+        self.post(alone_message(found))
 
     async def _set(self, field: str, value: Any) -> None:
         s = self.session

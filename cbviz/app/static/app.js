@@ -14,6 +14,7 @@ import { Controls, PromptBox } from "./controls.js";
 import { ForkForm, BranchMenu } from "./branches.js";
 import { BreakMenu } from "./breaks.js";
 import { ComparePanel } from "./compare.js";
+import { AloneView } from "./alone.js";
 import { AccountPanel } from "./account.js";
 import { ExpertPanel } from "./experts.js";
 import { Presenter, PolicyBox } from "./classroom.js";
@@ -56,11 +57,12 @@ export async function render({ model, el, Plotly }) {
   const fit = (get) => h("button", { type: "button", class: "cb-tool", title: "Show everything (double click)", "aria-label": "Show everything", onclick: () => views && get().f.fit() }, icon(ICON.fit, 11));
   const stateKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of states" }), blockKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of blocks" });
   const abort = h("button", { type: "button", class: "cb-btn cb-small cb-abort", text: "Abort", hidden: true, onclick: () => { if (app.sel >= 0) app.send("abort", { id: app.R.id(app.sel) }); } });
+  const aloneButton = h("button", { type: "button", class: "cb-btn cb-small cb-alone-open", text: "Alone?", hidden: true, title: "Computes this request once more, without its batch-mates, and shows where its numbers differ" });
   const accountTab = h("button", { type: "button", class: "cb-tool cb-accounts", hidden: true, "aria-label": "Accounts", "aria-pressed": "false", title: "Accounts: where the step's tokens and the pool's slots are, to the last one (Shift A)", onclick: () => accounts(accountTab.getAttribute("aria-pressed") !== "true") }, icon(ICON.bars, 12));
   const expertTab = h("button", { type: "button", class: "cb-tool cb-expertstab", hidden: true, text: "Experts", "aria-pressed": "false", title: "Experts: tokens of each in this step, layer by layer, in place of utilisation (Shift X)", onclick: () => experts(expertTab.getAttribute("aria-pressed") !== "true") });
   const side = h("aside", { class: "cb-left" }, panel("controls", "Setup"), panel("promptbox", "New request"));
   const mid = h("div", { class: "cb-mid" }, panel("timeline", "Timeline", [stateKey, fit(() => views.tv)]), h("div", { class: "cb-midrow" }, panel("blocks", "KV blocks", [fit(() => views.bv)]), h("div", { class: "cb-stack" }, panel("batch", "Batch"), panel("util", "Utilisation", [expertTab, accountTab]))), panel("tokens", "Text"));
-  const right = h("div", { class: "cb-right" }, panel("why", "Why"), panel("queue", "Queue"), panel("table", "Block table", [abort]), panel("metrics", "Metrics"));
+  const right = h("div", { class: "cb-right" }, panel("why", "Why"), panel("queue", "Queue"), panel("table", "Block table", [aloneButton, abort]), panel("metrics", "Metrics"));
   const closeCompare = h("button", { type: "button", class: "cb-btn cb-small cb-compare-close", text: "Close", title: "Back to the run (Esc)", onclick: () => compareShow(false) }), comparePanel = panel("compare", "Compare", [closeCompare]); comparePanel.hidden = true; panels.compare.max.remove();
   const main = h("main", { class: "cb-main" }, side, mid, right, comparePanel), keysBox = h("dialog", { class: "cb-keys", "aria-label": "Keyboard shortcuts" }, h("h2", { text: "Keyboard" }), h("dl", {}, ...KEYS.map(([k, t]) => h("div", {}, h("dt", { text: k }), h("dd", { text: t })))), h("button", { type: "button", class: "cb-btn", text: "Close", onclick: () => keysBox.close() }));
   const root = h("div", { class: "cb-root", tabindex: "-1", "data-lm-suppress-shortcuts": "true" }, header, transport, banner, main, live, keysBox);
@@ -71,6 +73,7 @@ export async function render({ model, el, Plotly }) {
   const bar = new BatchBar(h("canvas", { class: "cb-batchbar", role: "img", "aria-label": "Batch" }), app);
   const words = { queue: new QueuePanel(panels.queue.body, app), table: new TablePanel(panels.table.body, app, panels.table.title, abort), why: new WhyPanel(panels.why.body, app, panels.why.title), metrics: new MetricsPanel(panels.metrics.body, app, panels.metrics.sub), tokens: new TextPanel(panels.tokens.body, app), batch: new BatchPanel(panels.batch.body, app, bar, panels.batch.sub), account: new AccountPanel(accountBody, app), experts: new ExpertPanel(expertBody, app) };
   const fork = new ForkForm(app, root, forkButton), menu = new BranchMenu(app, root, branchButton), breaks = new BreakMenu(app, root, breakButton), compare = words.compare = new ComparePanel(app, panels.compare.body); app.promptText = () => promptBox.text.value; app.promptMax = () => (promptBox.max.value.trim() === "" ? null : Number(promptBox.max.value)); app.focus = () => root.focus({ preventScroll: true });
+  const alone = words.alone = new AloneView(app, root, aloneButton);
   el.classList.add("cb-host"); el.append(root); if (ownPage()) root.classList.add("cb-full");
 
   let big = null; app.isBig = (name) => big === name;
@@ -166,6 +169,7 @@ export async function render({ model, el, Plotly }) {
     else if (m.cmd === "finish" && !m.error) { if (compare.open) compare.ask(); }
     else if (["break", "watch", "run-on", "run-back"].includes(m.cmd) && breaks.said(m)) return;
     else if (["rename", "drop"].includes(m.cmd) && menu.said(m)) return;
+    else if (m.cmd === "alone" && m.error) liveUpdate({ live: { banner: m.error, bad: true } });
     else if (m.cmd === "abort") app.say(m.error || `${m.id} will be aborted before the next step`);
     else if (m.field) { if (!controls.fail(m.field, m.error || "") && m.error) liveUpdate({ live: { banner: m.error, bad: true } }); }
     else if (m.error) liveUpdate({ live: { banner: m.error, bad: true } });
@@ -176,7 +180,7 @@ export async function render({ model, el, Plotly }) {
   // Voilà starts a new kernel at each load: the address says which run it was, and where the cursor stood.
   let placeTimer = 0; function place() { if (!app.live.run || placeTimer) return; placeTimer = setTimeout(() => { placeTimer = 0; const u = new URL(location.href), R = app.R; u.searchParams.set("run", app.live.run); if (R && R.step < R.steps) u.searchParams.set("step", R.step); else u.searchParams.delete("step"); if (u.href !== location.href) history.replaceState(history.state, "", u); }, 250); }
   let chain = Promise.resolve(); const onmsg = (m, bufs) => { chain = chain.then(() => {
-    if (dead) return; if (m.type === "picture") { if (m.reset || app.R) return picture(m, bufs).then(place); } else if (m.type === "live") { liveUpdate(m); place(); } else if (m.type === "controls") controls.show(m); else if (m.type === "said") said(m); else if (m.type === "why") { app.why = m; if (app.R) { words.why.draw(); words.metrics.draw(); } } else if (m.type === "account") { app.account = m; if (app.R) words.account.draw(); } else if (m.type === "family") family(m); else if (m.type === "forkform") fork.show(m); else if (m.type === "breaks") { breakButton.hidden = false; breaks.show(m); } else if (m.type === "stop") stopped(m); else if (m.type === "files") compare.saved(m); else if (m.type === "compared") compare.compared(m); else if (m.type === "comparedrun") compare.comparedRun(m, bufs); else if (m.type === "metrics") { app.metrics = m; if (app.R) words.metrics.draw(); } else if (m.type === "clear") controls.clear(); else if (m.type === "save") save(m, bufs);
+    if (dead) return; if (m.type === "picture") { if (m.reset || app.R) return picture(m, bufs).then(place); } else if (m.type === "live") { liveUpdate(m); place(); } else if (m.type === "controls") controls.show(m); else if (m.type === "said") said(m); else if (m.type === "why") { app.why = m; if (app.R) { words.why.draw(); words.metrics.draw(); } } else if (m.type === "account") { app.account = m; if (app.R) words.account.draw(); } else if (m.type === "family") family(m); else if (m.type === "forkform") fork.show(m); else if (m.type === "breaks") { breakButton.hidden = false; breaks.show(m); } else if (m.type === "stop") stopped(m); else if (m.type === "files") compare.saved(m); else if (m.type === "compared") compare.compared(m); else if (m.type === "comparedrun") compare.comparedRun(m, bufs); else if (m.type === "metrics") { app.metrics = m; if (app.R) words.metrics.draw(); } else if (m.type === "clear") controls.clear(); else if (m.type === "save") save(m, bufs); else if (m.type === "alone") alone.show(m);
   }).catch((e) => { console.error(e); model.send({ type: "error", msg: String((e && e.stack) || e) }); }); };
   const seen = () => { ack(); if (!document.hidden) app.dirty(); }; document.addEventListener("visibilitychange", seen);
   model.on("msg:custom", onmsg); model.send({ type: "ready" });
@@ -191,5 +195,5 @@ export async function render({ model, el, Plotly }) {
     },
     frames: () => app.frames, text: (id) => { const r = app.R.index.get(id); return app.R.out[r].text.slice(0, app.R.rows[r] ? app.R.rows[r].outputs : 0).join(""); }, idle: () => chain.then(now), app,
   };
-  return () => { dead = true; cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); compare.destroy(); if (app.popup) app.popup.close(false); bar.ro.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } root.remove(); };
+  return () => { dead = true; cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); compare.destroy(); alone.destroy(); if (app.popup) app.popup.close(false); bar.ro.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); } root.remove(); };
 }
