@@ -41,8 +41,11 @@ Progress = Callable[[float, str], None]
 """Called with the share done (0..1, or -1 if unknown) and what is being done."""
 
 LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
-          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_allocation": "KV memory", "seed": "seed"}
+          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_allocation": "KV memory", "seed": "seed",
+          "kernels": "kernels", "batch_invariant": "batch-invariant"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""
+_REAL = ("kernels", "batch_invariant")
+"""Those that mean something only where numbers are really computed."""
 _CLASSES = {n: f"cb-{n}" for n in ("scenario", "model", "discipline", "policy")}
 
 
@@ -210,6 +213,8 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
     asked = settings.fields()
     rows = []
     for name, label in LABELS.items():
+        if name in _REAL and settings.model in (SIM, TAPE):
+            continue
         row: dict[str, Any] = {"name": name, "label": label, "cls": _CLASSES.get(name)}
         if name == "scenario":
             taped = recordings.NAMES if settings.model == TAPE else ()

@@ -100,7 +100,9 @@ def recorded(ops: OpSet, log: list[tuple[str, torch.Tensor]], names: dict[int, s
         return lambda *a: keep(name, f(*a))
 
     return replace(ops, linear=linear, add_rms_norm=add_rms_norm, rms_norm=one("norm", ops.rms_norm), rope=one("rotary", ops.rope), attention=one("attention", ops.attention),
-                   silu_mul=one("silu", ops.silu_mul), experts=one("experts", ops.experts), latent_attention=one("attention", ops.latent_attention), whole=None)
+                   silu_mul=one("silu", ops.silu_mul), experts=one("experts", ops.experts),
+                   rope_and_write=one("rotary", ops.rope_and_write) if ops.rope_and_write is not None else None, latent_attention=one("attention", ops.latent_attention),
+                   whole=None)
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,8 @@ class AgainstAlone:
         else:
             out.append(f"Alone, {rid} says the same {_count(len(self.tokens), 'token')}, but its numbers differ from those among others.")
         if (first := self.first) is not None:
-            ulps = np.nanmax(self.ulps)
-            out.append(f"Keys and values differ first at position {first[0]} in layer {first[1]}, and by up to {_small(self.largest)} ({ulps:.0f} units in the last place) over "
+            ulps = float(np.nanmax(self.ulps))
+            out.append(f"Keys and values differ first at position {first[0]} in layer {first[1]}, and by up to {_small(self.largest)} ({_units(ulps)}) over "
                        f"{held} positions and {layers} layers.")
         pairs = [t for t in self.tokens if t.logprob is not None]
         if pairs and not self.equal:
@@ -195,7 +195,7 @@ class AgainstAlone:
         else:
             where = f"layer {d.layer}, {d.op}" if d.layer >= 0 else d.op
             out.append(f"Step {self.step}, together with {whom}: products of {s.rows[0]} rows instead of {s.rows[1]}. The first that differs: {where}, by {_small(d.largest)} "
-                       f"({d.ulps:.1f} units in the last place); in the end the logits differ by {_small(s.logits.largest)}, and the best token "
+                       f"({_units(d.ulps)}); in the end the logits differ by {_small(s.logits.largest)}, and the best token "
                        f"{'stays' if s.same_best else 'changes'}.")
         out.append(f"Operators: {self.kernels}; {'they promise' if self.promised else 'they do not promise'} that nothing depends on batch-mates.")
         return out + self.notes
@@ -203,6 +203,10 @@ class AgainstAlone:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _units(ulps: float) -> str:
+    return f"{ulps:.1f}".removesuffix(".0") + f" unit{'' if ulps == 1 else 's'} in the last place"
 
 
 def _small(x: float) -> str:

@@ -144,3 +144,10 @@ def test_real_techniques_have_the_frames_shape() -> None:
     for name in bench.names():
         title, measure = bench._load(name)
         assert title and len(title) < 100 and callable(measure), name
+
+
+def test_invariance_on_a_made_model() -> None:
+    r = bench.run(["invariance"], model=made(), quick=True)
+    assert r["holds"], r
+    assert [x["setting"] for x in r["rows"]] == ["3 requests, the compiled pass", "3 requests, plain torch"]
+    assert all(x["check"]["text"].endswith("bit for bit as alone") and x["cost"]["value"] > 0 for x in r["rows"])

@@ -188,14 +188,14 @@ def test_on_the_real_model(discipline: str) -> None:
     """SmolLM2 in company with preemptions, prefix hits, chunks and an abort: each of its logits, 49,152 a token, equals that of the request alone."""
     m = load("smollm2")
     specs = requests([9, 14, 3, 20, 6], [14, 6, 16, 5, 12], 40_000, 32)
-    fields: dict[str, Any] = {"discipline": discipline, "kernels": "cpu", "precision": "fast", "block_size": 8, "num_blocks": 16, "max_num_seqs": 5}
+    fields: dict[str, Any] = {"discipline": discipline, "kernels": "cpu", "precision": "fast", "block_size": 8, "num_blocks": 12, "max_num_seqs": 5}
     if DISCIPLINES[discipline].chunked:
         fields["max_num_batched_tokens"] = 24
     r, s = busy(m, specs, {12: "r1"}, **fields)
     assert as_alone(m, specs, r, s, kernels="cpu", precision="fast", max_num_seqs=1) == len(r.seen) > 30
     kinds = {type(e).__name__ for record in s.trace for e in record.events}
     assert "PrefixHit" in kinds
-    if discipline != "static-padded":
+    if discipline not in ("static-padded", "retract"):  # these reserve or estimate ahead, and need not
         assert "Preempted" in kinds, kinds
 
 

@@ -2,6 +2,7 @@
 import { h, setText } from "./dom.js";
 import { nf } from "./format.js";
 const MAP_LEFT = 54, MAP_BELOW = 16, MAP_ABOVE = 12;
+const OP_TEXT = { qkv: "product: queries, keys, values", o: "product: back from the heads", gate_up: "product: gate and up", down: "product: down", head: "product: logits" };
 export const tiny = (x) => (x === 0 ? "0" : Math.abs(x) < 1e-3 ? x.toExponential(1) : String(Number(x.toPrecision(3))));
 // Shade 1..7 of a difference in units in the last place, by powers of two: 1: up to a quarter of a unit, 7: above 8. 0: equal, -1: not known.
 export const ulpShade = (u) => (u === null ? -1 : u === 0 ? 0 : Math.max(1, Math.min(7, Math.ceil(Math.log2(u)) + 3)));
@@ -21,12 +22,12 @@ export class AloneView {
   show(m) {
     this.m = m; setText(this.title, `${m.id} among others and alone`); this.list.replaceChildren(...m.sentences.map((t, i) => h("li", { class: i ? "" : m.equal ? "cb-s-good" : "cb-s-bad", text: (i ? "" : m.equal ? "✓ " : "≠ ") + t })));
     setText(this.opsTitle, `Step ${nf.format(m.step)}, ${m.ops.length > 1 && m.ops[0][1] === "keys and values" ? "layer by layer (the pass is one compiled call)" : "operator by operator"}: ${m.rows[0]} rows among others, ${m.rows[1]} alone`);
-    const first = m.ops.findIndex((o) => o[2] > 0); this.ops.replaceChildren(h("thead", {}, h("tr", {}, ...["layer", "what", "largest difference", "units in the last place", "numbers that differ"].map((t) => h("th", { scope: "col", text: t })))), h("tbody", {}, ...m.ops.map(([l, op, d, u, s], i) => h("tr", { class: i === first ? "cb-alonefirst" : "" }, h("th", { scope: "row", text: l < 0 ? "" : String(l) }), h("td", { text: op + (i === first ? " ← the first" : "") }), h("td", { text: d ? tiny(d) : "equal" }), h("td", { text: d ? tiny(u) : "" }), h("td", { text: d ? (100 * s).toFixed(0) + " %" : "" })))));
+    const first = m.ops.findIndex((o) => o[2] > 0); this.ops.replaceChildren(h("thead", {}, h("tr", {}, ...["layer", "what", "largest difference", "units in the last place", "numbers that differ"].map((t) => h("th", { scope: "col", text: t })))), h("tbody", {}, ...m.ops.map(([l, op, d, u, s], i) => h("tr", { class: i === first ? "cb-alonefirst" : "" }, h("th", { scope: "row", text: l < 0 ? "" : String(l) }), h("td", { text: (OP_TEXT[op] ?? op) + (i === first ? " ← the first" : "") }), h("td", { text: d ? tiny(d) : "equal" }), h("td", { text: d ? tiny(u) : "" }), h("td", { text: d ? (100 * s).toFixed(0) + " %" : "" })))));
     if (!this.box.open) this.box.showModal(); this.paint(); this.app.say(m.sentences[0]);
   }
-  colours() { const css = getComputedStyle(this.box), v = (n) => css.getPropertyValue("--cb-" + n).trim(); return { back: v("track"), hot: v("hot"), line: v("line"), mute: v("mute"), fg: v("fg"), bad: v("bad") }; }
+  colours() { const css = getComputedStyle(this.box), v = (n) => css.getPropertyValue("--cb-" + n).trim(); return { back: v("track"), hot: v("accent"), line: v("line"), mute: v("mute"), fg: v("fg"), bad: v("bad") }; }
   paint() {
-    const m = this.m, c = this.canvas, dpr = devicePixelRatio || 1, L = m.apart.length, P = L ? m.apart[0].length : 0, W = c.clientWidth, H = MAP_ABOVE + MAP_BELOW + Math.max(60, Math.min(280, 7 * L)); if (!W || !P) return; c.style.height = H + "px"; c.width = Math.round(W * dpr); c.height = Math.round(H * dpr);
+    const m = this.m, c = this.canvas, dpr = devicePixelRatio || 1, L = m.apart.length, P = L ? m.apart[0].length : 0, W = c.clientWidth, H = MAP_ABOVE + MAP_BELOW + Math.max(60, Math.min(190, 6 * L)); if (!W || !P) return; c.style.height = H + "px"; c.width = Math.round(W * dpr); c.height = Math.round(H * dpr);
     const g = c.getContext("2d"), th = this.colours(), w = W - MAP_LEFT - 4, hh = H - MAP_ABOVE - MAP_BELOW; g.scale(dpr, dpr); g.font = "11px " + this.app.th.font; this.area = { w, hh };
     for (let l = 0; l < L; l++) for (let p = 0; p < P; p++) { const s = ulpShade(m.ulps[l][p]), x = MAP_LEFT + (w * p) / P, y = MAP_ABOVE + (hh * l) / L, cw = w / P, ch = hh / L; g.globalAlpha = 1; g.fillStyle = th.back; g.fillRect(x, y, cw, ch); if (s > 0) { g.globalAlpha = 0.12 + (0.88 * s) / 7; g.fillStyle = th.hot; g.fillRect(x, y, cw, ch); } else if (s < 0) { g.globalAlpha = 0.5; g.strokeStyle = th.mute; g.beginPath(); g.moveTo(x, y + ch); g.lineTo(x + cw, y); g.stroke(); } }
     g.globalAlpha = 1; g.strokeStyle = th.line; g.strokeRect(MAP_LEFT - 0.5, MAP_ABOVE - 0.5, w + 1, hh + 1); g.fillStyle = th.mute; g.textAlign = "right"; g.textBaseline = "middle"; for (const l of [0, Math.floor((L - 1) / 2), L - 1]) g.fillText(`layer ${l}`, MAP_LEFT - 6, MAP_ABOVE + (hh * (l + 0.5)) / L);
