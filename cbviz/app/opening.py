@@ -97,8 +97,8 @@ def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, 
     changes = {k: v for k, v in given.items() if k in ("scenario", "model") or k in CONFIG_FIELDS}
     if changes.get("scenario") and changes["scenario"] not in PRESETS:
         raise ConfigError(f"scenario is {changes['scenario']!r}, it must be one of {', '.join(PRESETS)}")
-    if changes.get("model") and changes["model"] not in (SIM, TAPE, settings.model, *hub.REGISTRY):  # a link must not make this machine fetch or open what its author likes
-        raise ConfigError(f"model is {changes['model']!r}, in an address it must be one of {', '.join([*hub.REGISTRY, TAPE, SIM])}; others are named on the command line")
+    if changes.get("model") and changes["model"] not in (SIM, TAPE, settings.model, *hub.names()):  # a link must not make this machine fetch or open what its author likes
+        raise ConfigError(f"model is {changes['model']!r}, in an address it must be one of {', '.join([*hub.names(), TAPE, SIM])}; others are named on the command line")
     place: dict[str, str] = {k: given[k] for k in ("run", "step") if k in given}
     if "run" in place and not _RUN.fullmatch(place["run"]):
         del place["run"]

@@ -180,15 +180,20 @@ def plan(
     with Bar("measuring this machine"):
         d = (gauge.load() or gauge.measure()) if device == "here" else devices.get(device)
     spec = models.get(model)
+    kinds = models.kv_variants(spec)
     p = planner.plan(spec, d, context=context, block_size=block_size, utilisation=utilisation)
     if as_json:
-        print_json({**dataclasses.asdict(p), "fits": p.fits, "source": "modelled", "model_source": spec.source, "device_source": d.source})
+        print_json({**dataclasses.asdict(p), "fits": p.fits, "kv_bytes_per_token_as": kinds, "source": "modelled",
+                    "model_source": spec.source, "device_source": d.source})
         return
     gib = 2**30
     print(f"{p.model} on {p.device}  (modelled from the tables, not measured)")
     print(f"memory         {p.memory_bytes / gib:>10,.1f} GiB     {100 * utilisation:.0f} % of it usable: {p.usable_bytes / gib:,.1f} GiB")
     print(f"weights        {p.weight_bytes / gib:>10,.1f} GiB")
     print(f"KV cache       {p.kv_bytes / gib:>10,.1f} GiB     {p.kv_bytes_per_token / 1024:,.1f} KiB a token over all layers")
+    if len(kinds) > 1:
+        told = ", ".join(f"{k.upper()} {v / 1024:,.1f}" + (" (this model)" if k == spec.attention else "") for k, v in kinds.items())
+        print(f"               {'':>10}         KiB a token if the same heads were cached as {told}")
     print(f"blocks         {p.num_blocks:>10,}         of {p.block_size} tokens, {p.num_blocks * p.block_size:,} tokens")
     print(f"concurrency    {p.max_concurrency:>10,}         requests of {p.context:,} tokens ({p.kv_bytes_per_request / gib:,.2f} GiB each)")
     if p.decode_s is not None:

@@ -65,6 +65,20 @@ def kv_elements_per_layer(spec: ModelSpec) -> int:
     return spec.kv_lora_rank + spec.qk_rope_head_dim if spec.attention == "mla" else 2 * spec.num_kv_heads * spec.head_dim
 
 
+def kv_variants(spec: ModelSpec) -> dict[str, float]:
+    """KV bytes of one token if the same heads were cached otherwise: `mha` keys and values of every head; `gqa` of 8 heads shared by all (of its own where it has
+    them); `mla` the latent, where the model has one. What the model really does is among them; of a window nothing is saved here."""
+    value = spec.head_dim - spec.qk_rope_head_dim if spec.attention == "mla" else spec.head_dim
+    each = spec.num_layers * (spec.head_dim + value) * spec.kv_bytes_per_element
+    shared = spec.num_kv_heads if spec.attention == "gqa" else 8
+    out = {"mha": each * spec.num_heads}
+    if shared < spec.num_heads and spec.num_heads % shared == 0:
+        out["gqa"] = each * shared
+    if spec.attention == "mla":
+        out["mla"] = kv_bytes_per_token(spec)
+    return out
+
+
 def _row(name: str, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int, context: int, source: str, *, tied: bool = True,
          gated: bool = True, moe: tuple[int, int, int] = (0, 0, 0), shared: tuple[int, int] = (0, 0), moe_every: int = 1, dense_layers: int = 0,
          mla: tuple[int, int, int] = (0, 0, 0), window: int = 0, global_layers: int = 0, expert_bytes: float = 0.0, learned_positions: bool = False) -> ModelSpec:
@@ -137,9 +151,12 @@ MODELS: dict[str, ModelSpec] = {
     )
 }
 
+OWN: dict[str, ModelSpec] = {m.name: m for m in (_row("Tiny-MoE", 4, 192, 6, 2, 32, 160, 1024, 2048, "cbviz/model/tiny_moe/config.json", moe=(8, 2, 160)),)}
+"""Shapes of the models that ship with this package and were published nowhere."""
+
 _ALIASES = {"smollm2": "SmolLM2-135M", "gpt2": "GPT-2-124M", "gpt2-xl": "GPT-2-XL-1.5B", "llama-3.3-70b": "Llama-3.1-70B", "mistral-7b": "Mistral-7B-v0.1",
             "mixtral-8x7b": "Mixtral-8x7B-v0.1", "phi-3-mini": "Phi-3-mini-4k", "phi-4-14b": "Phi-4", "deepseek-v2-lite-chat": "DeepSeek-V2-Lite"}
-_BY_KEY = {**{n.lower(): n for n in MODELS}, **_ALIASES}
+_BY_KEY = {**{n.lower(): n for n in (*MODELS, *OWN)}, **_ALIASES}
 
 
 def get(name: str) -> ModelSpec:
@@ -148,6 +165,6 @@ def get(name: str) -> ModelSpec:
     short = re.sub(r"(-instruct|-chat|-it|-hf|-base)+$", "", key)
     for k in (key, short):
         if k in _BY_KEY:
-            return MODELS[_BY_KEY[k]]
+            return MODELS.get(_BY_KEY[k]) or OWN[_BY_KEY[k]]
     near = list(dict.fromkeys(_BY_KEY[k] for k in difflib.get_close_matches(short, _BY_KEY, n=4, cutoff=0.5)))
     raise ConfigError(f"unknown model {name!r}; " + (f"nearest: {', '.join(near)}" if near else f"known: {', '.join(MODELS)}"))

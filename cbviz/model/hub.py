@@ -63,6 +63,30 @@ REGISTRY: dict[str, WheelModel] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ShippedModel:
+    """A model folder that is part of this package."""
+
+    name: str
+    title: str
+    folder: Path
+    license: str
+
+
+SHIPPED: dict[str, ShippedModel] = {
+    m.name: m
+    for m in (
+        # What its texts allow and where they are from stands in the folder's README.md.
+        ShippedModel("tiny-moe", "Tiny-MoE", Path(__file__).resolve().parent / "tiny_moe", "Apache-2.0"),
+    )
+}
+
+
+def names() -> list[str]:
+    """Every model that has a name of its own: those that are pulled, then those that ship with the package."""
+    return [*REGISTRY, *SHIPPED]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One line of `cbviz model list`."""
 
@@ -109,8 +133,9 @@ def cache_dir() -> Path:
 
 
 def list_models() -> list[ModelInfo]:
-    """The registry, and which of it is here."""
-    return [ModelInfo(m.name, m.title, m.license, m.wheel_bytes, m.file_bytes, pulled_path(m.name)) for m in REGISTRY.values()]
+    """The registry, and which of it is here; then what ships with the package and is always here."""
+    pulled = [ModelInfo(m.name, m.title, m.license, m.wheel_bytes, m.file_bytes, pulled_path(m.name)) for m in REGISTRY.values()]
+    return pulled + [ModelInfo(s.name, s.title, s.license, 0, _size(s.folder / "model.safetensors"), s.folder) for s in SHIPPED.values()]
 
 
 def pulled_path(name: str) -> Path | None:
@@ -173,7 +198,11 @@ def resolve(model: str = "smollm2", progress: Progress | None = None) -> ModelSo
     disk wins over a hub id. Raises ModelError, which says what to do, also when there is no network.
     """
     if not model.strip():
-        raise ModelError("model is empty: name one of " + ", ".join(REGISTRY) + ", a folder, a GGUF file, or a hub id org/name")
+        raise ModelError("model is empty: name one of " + ", ".join(names()) + ", a folder, a GGUF file, or a hub id org/name")
+    low = model.strip().lower()
+    shipped = next((s for s in SHIPPED.values() if low in (s.name, s.title.lower())), None)
+    if shipped is not None:
+        return _folder(shipped.folder, shipped.name, shipped.title)
     known = _find(model)
     if known is not None:
         return ModelSource(known.name, "gguf", pull(known.name, progress), known.title)
@@ -189,8 +218,8 @@ def resolve(model: str = "smollm2", progress: Progress | None = None) -> ModelSo
         raise ModelError(f"{path} does not exist")
     if model.count("/") == 1 and all(model.split("/")):
         return _folder(_from_hub(model), model)
-    near = difflib.get_close_matches(model.lower(), REGISTRY, n=1)
-    raise ModelError(f"unknown model {model!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(REGISTRY)}; or a folder, a GGUF file, or a hub id org/name"))
+    near = difflib.get_close_matches(low, names(), n=1)
+    raise ModelError(f"unknown model {model!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names())}; or a folder, a GGUF file, or a hub id org/name"))
 
 
 def _find(name: str) -> WheelModel | None:
@@ -205,11 +234,11 @@ def _entry(name: str) -> WheelModel:
     return m
 
 
-def _folder(path: Path, name: str) -> ModelSource:
+def _folder(path: Path, name: str, title: str = "") -> ModelSource:
     missing = [what for what, there in (("config.json", (path / "config.json").is_file()), ("*.safetensors", any(path.glob("*.safetensors")))) if not there]
     if missing:
         raise ModelError(f"{path} has no {' and no '.join(missing)}: a model folder holds config.json, *.safetensors and tokenizer.json")
-    return ModelSource(name, "folder", path, name)
+    return ModelSource(name, "folder", path, title or name)
 
 
 def _from_hub(repo: str) -> Path:

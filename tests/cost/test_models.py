@@ -86,3 +86,17 @@ def test_complete_fills_in_a_bare_shape() -> None:
     assert counted.active_params == known.params - known.vocab_size * known.hidden_size
     tiny = models.complete(ModelSpec("tiny", 2, 8, 2, 1, 4, 16, 32, 64))
     assert tiny.params == tiny.active_params == 32 * 8 + 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16)
+
+
+def test_kv_of_the_same_heads_cached_otherwise() -> None:
+    """By hand: DeepSeek-V3 keeps 512 + 64 numbers a layer; all heads apart would be 128 x (192 + 128), 8 shared ones a sixteenth of that."""
+    v3 = models.kv_variants(models.get("deepseek-v3"))
+    assert v3 == {"mha": 61 * 128 * 320 * 2.0, "gqa": 61 * 8 * 320 * 2.0, "mla": 61 * 576 * 2.0}
+    llama = models.get("llama-3.1-8b")
+    assert models.kv_variants(llama) == {"mha": 32 * 32 * 256 * 2.0, "gqa": models.kv_bytes_per_token(llama)}
+    assert models.kv_variants(models.get("olmoe-1b-7b")) == {"mha": models.kv_bytes_per_token(models.get("olmoe-1b-7b")), "gqa": 16 * 8 * 256 * 2.0}
+
+
+def test_models_that_ship_are_known_by_name() -> None:
+    spec = models.get("tiny-moe")
+    assert spec.name == "Tiny-MoE" and (spec.num_experts, spec.num_experts_per_tok) == (8, 2) and "Tiny-MoE" not in models.MODELS
