@@ -9,6 +9,7 @@ of the largest number of that row (of that token, in that layer): the unit in wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,7 +98,7 @@ def recorded(ops: OpSet, log: list[tuple[str, torch.Tensor]], names: dict[int, s
         return keep("norm", out), total
 
     def one(name: str, f: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        return lambda *a: keep(name, f(*a))
+        return lambda *a, **k: keep(name, f(*a, **k))
 
     return replace(ops, linear=linear, add_rms_norm=add_rms_norm, rms_norm=one("norm", ops.rms_norm), rope=one("rotary", ops.rope), attention=one("attention", ops.attention),
                    silu_mul=one("silu", ops.silu_mul), experts=one("experts", ops.experts),
@@ -158,8 +159,8 @@ def step_difference(decoder: Decoder, parts: Sequence[tuple[list[int], int, int]
     used = decoder
     if decoder._whole is None:
         names: dict[int, str] = {}
-        used = Decoder(decoder.config, decoder.weights, recorded(decoder.ops, log, names))
-        used.windows = decoder.windows
+        used = copy(decoder)
+        used.ops = recorded(decoder.ops, log, names)
         for w in used._packed.layers:
             names.update({id(getattr(w, n)): n for n in ("qkv", "o", "gate_up", "down", "q_b", "shared_gate_up", "shared_down") if getattr(w, n) is not None})
         names[id(used._packed.head)] = "head"
