@@ -190,9 +190,10 @@ class EngineConfig:
     cost: str = knob("roofline", "Cost model of the modelled clock.", choices=("roofline", "article", "article-shared"), live=False)
     modelled_device: str = knob("NVIDIA H100 SXM", "Device whose time the modelled clock tells.", live=False)
     precision: str = knob("fast", "Arithmetic of the real model: float32; weights and KV in 16 bits; weights in 8 bits.", choices=("exact", "fast", "int8"), live=False)
-    kernels: str = knob("auto", "Which operators the real model uses.", choices=("auto", "reference", "cpu", "triton"), live=False)
+    kernels: str = knob("auto", "Which operators the real model uses.", choices=("auto", "reference", "torch", "cpu", "triton"), live=False)
     batch_invariant: bool = knob(False, "No bit of a request's logits may depend on batch-mates or on how its prompt is cut; refused where operators don't promise it.", live=False)
     device: str = knob("auto", "Where the real model runs: auto, cpu, cuda.", live=False)
+    enforce_eager: bool = knob(False, "On a GPU: every step launches its kernels one by one; decode steps are not replayed from CUDA graphs.", live=False)
     seed: int = knob(0, "Seed of sampling and of made-up tokens.", min=0, max=2**63 - 1, live=False)
 
     def __post_init__(self) -> None:

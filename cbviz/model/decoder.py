@@ -345,7 +345,7 @@ class Decoder:
                 x, residual = ops.add_rms_norm(y, residual, w.layers[i + 1].attn_norm, c.rms_norm_eps)
         if not len(sample_rows):
             return torch.empty(0, c.vocab_size, device=x.device)
-        return ops.linear(x, w.head, None)
+        return ops.linear(x, w.head, None) if ops.head is None else ops.head(x, w.head)
 
     def _attention(self, i: int, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, cache: KVLayer) -> torch.Tensor:
         """Attention of layer `i` over x [T, C], before the output projection: [T, H D]."""

@@ -63,19 +63,27 @@ class LoadedModel:
     folder: Path | None = None
     _other: dict[str, Weights] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    def decoder(self, ops: OpSet, window: int = 0, precision: str = "exact", sinks: int = 0) -> Decoder:
-        return Decoder(self.config, self.weights_in(precision), ops, window, sinks)
+    def decoder(self, ops: OpSet, window: int = 0, precision: str = "exact", sinks: int = 0, device: torch.device | str | None = None) -> Decoder:
+        """`device`: where its weights lie; None: where `weights` do."""
+        return Decoder(self.config, self.weights_in(precision, device), ops, window, sinks)
 
-    def weights_in(self, precision: str) -> Weights:
+    def weights_in(self, precision: str, device: torch.device | str | None = None) -> Weights:
         """The weights as `precision` holds them; every caller gets the same tensors. Raises ModelError."""
+        home = self.weights.norm.device
+        device = torch.device(device) if device is not None else home
+        if device.type != home.type:  # "cuda" is whatever card is current; other cards are named by a model of their own
+            name = f"{precision} on {device}"
+            if name not in self._other:
+                self._other[name] = _weights(self.config, dict(_named(self.weights_in(precision))), device)
+            return self._other[name]
         if precision == "exact":
             return self.weights
         if precision not in self._other:
             if self.folder is not None:
-                self._other[precision] = _weights(self.config, _matrices(_in_precision(self.folder, precision)), self.weights.norm.device)
+                self._other[precision] = _weights(self.config, _matrices(_in_precision(self.folder, precision)), home)
             else:
                 exact = {name: t for name, t in _named(self.weights) if isinstance(t, torch.Tensor)}
-                self._other[precision] = _weights(self.config, {n: convert(t, precision) if _is_converted(n, t) else t for n, t in exact.items()}, self.weights.norm.device)
+                self._other[precision] = _weights(self.config, {n: convert(t, precision) if _is_converted(n, t) else t for n, t in exact.items()}, home)
         return self._other[precision]
 
     def spec(self, precision: str = "exact") -> ModelSpec:

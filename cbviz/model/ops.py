@@ -47,6 +47,8 @@ class Batch:
     """What an operator computes in the first layer and uses again in the others (indices, masks)."""
     chosen: list[torch.Tensor] = field(default_factory=list)
     """Filled by the pass of a mixture: the experts of each token, [T, K] a sparse layer; a layer's tokens may come in several pieces, in order."""
+    captured: bool = False
+    """The pass is recorded now and replayed later with other values: decodes only, padded with rows that write nothing; reading `seq_lens_list` raises."""
 
     @classmethod
     def build(cls, block_tables: list[list[int]], query_lens: list[int], seq_lens: list[int], block_size: int, num_padding: int = 0, device: torch.device | str = "cpu") -> Batch:
@@ -271,6 +273,12 @@ class OpSet:
     draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """Where it is not None: (logits [R, V], temperature [R] float64, top_k [R] int64, top_p [R] float64, uniform [R] float64) -> ids [R] int64, on the
     logits' device and without waiting for it; what `sampling.filtered_probs` and the uniform number choose. Temperature 0: the best."""
+    head: Callable[[torch.Tensor, Any], torch.Tensor] | None = None
+    """(x [R, C], weight as `pack` gives it) -> logits [R, V] float32, where `linear` gives fewer bits. None: `linear` does it."""
+    choose_on_device: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """As `choose`, on the logits' device and without waiting for it: [R, 3] float64, id, lead, log total. None: plain torch does it."""
+    capturable: bool = False
+    """Nothing in a pass over decodes alone depends on values that the host read, only on shapes: the pass may be captured once and replayed."""
     report: dict[str, str] = field(default_factory=dict)
     """Operator -> which implementation it is, and why where it is not this set's own. Empty: all are."""
     angles: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = angles
@@ -347,8 +355,13 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def choose(logits: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
+    ids, leads, totals = choose_on_device(logits).t().tolist()
+    return [int(i) for i in ids], leads, totals
+
+
+def choose_on_device(logits: torch.Tensor) -> torch.Tensor:
     best_two = logits.topk(min(2, logits.shape[-1]), dim=-1).values
-    return logits.argmax(dim=-1).tolist(), (best_two[:, 0] - best_two[:, -1]).tolist(), logits.logsumexp(dim=-1).tolist()
+    return torch.stack((logits.argmax(dim=-1).double(), (best_two[:, 0] - best_two[:, -1]).double(), logits.logsumexp(dim=-1).double()), dim=1)
 
 
 def pack(weight: Matrix) -> Matrix:
@@ -360,21 +373,25 @@ REFERENCE = OpSet("reference", "plain torch, slow and obvious: the specification
 
 
 def pick(name: str, device: torch.device | str, shape: Shape | None = None) -> OpSet:
-    """The operators called `name` for `device`. `auto`: the fastest that works there. Operators that cannot take `shape` are the reference's; `report` says so.
+    """The operators called `name` for `device`. `auto`: the fastest that works there. Operators that cannot take `shape` are torch's; `report` says so.
 
     Raises ModelError with the reason if there is no such set here.
     """
+    from cbviz.model import device_ops
+
     kind = torch.device(device).type
     if name == "reference":
         return REFERENCE
+    if name == "torch":
+        return device_ops.TORCH
     if name == "triton" or (name == "auto" and kind != "cpu"):
         from cbviz.model import triton_ops
 
         if not (why := triton_ops.unavailable(device)):
             return triton_ops.op_set(device, shape)
         if name == "triton":
-            raise ModelError(f"kernels 'triton' cannot be used: {why}; set kernels to 'auto', 'cpu' or 'reference'")
-        return replace(REFERENCE, about=f"{REFERENCE.about}; {why}")
+            raise ModelError(f"kernels 'triton' cannot be used: {why}; set kernels to 'auto', 'torch', 'cpu' or 'reference'")
+        return replace(device_ops.TORCH, about=f"{device_ops.TORCH.about}; no Triton kernels: {why}")
     if name in ("auto", "cpu"):
         if kind != "cpu":
             raise ModelError(f"kernels 'cpu' run on the CPU, but device is {kind!r}; set device to 'cpu' or kernels to 'auto'")
@@ -382,4 +399,4 @@ def pick(name: str, device: torch.device | str, shape: Shape | None = None) -> O
 
         built = native.library()
         return cpu_pass.op_set(built) if built.lib is not None else replace(cpu_ops.CPU, about=f"{cpu_ops.CPU.about}; {built.about}")
-    raise ModelError(f"kernels is {name!r}, it must be one of auto, reference, cpu, triton")
+    raise ModelError(f"kernels is {name!r}, it must be one of auto, reference, torch, cpu, triton")

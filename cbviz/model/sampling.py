@@ -59,6 +59,22 @@ def filtered_probs(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tens
     return ids, probs
 
 
+def draw_rows(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    """A token a row, drawn as `filtered_probs` says, all rows at once and without the host: ids [R] int64.
+
+    logits [R, V]; the others [R] on the same device: float64, but `top_k` int64. `chance` in [0, 1) picks from the cumulated probabilities.
+    """
+    order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    place = torch.arange(logits.shape[-1], device=logits.device)
+    kept = (top_k[:, None] == 0) | (place < top_k[:, None])
+    probs = torch.softmax((order.values.double() / temperature[:, None]).masked_fill(~kept, -torch.inf), dim=-1)
+    kept = kept & ((probs.cumsum(-1) - probs < top_p[:, None]) | (top_p[:, None] >= 1))
+    probs = probs.masked_fill(~kept, 0)
+    probs = torch.where(top_p[:, None] < 1, probs / probs.sum(-1, keepdim=True), probs)
+    at = torch.searchsorted(probs.cumsum(-1), chance[:, None].contiguous(), right=True)
+    return order.indices.gather(-1, torch.minimum(at, kept.sum(-1, keepdim=True) - 1))[:, 0]
+
+
 @torch.inference_mode()
 def sample(logits: torch.Tensor, draws: Sequence[Draw], choose: Callable[[torch.Tensor], tuple[list[int], list[float], list[float]]] = choose) -> list[Sampled]:
     """One token a row. logits [R, V] float32; temperature 0 takes the best (ties: the smaller id). `choose`: see `OpSet.choose`."""

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 import cbviz.kernels.tiles as tiles
-from cbviz.model import ops
+from cbviz.model import device_ops, ops
 from cbviz.model.kv_store import KVLayer
 from cbviz.model.matrix import Int8Matrix, Matrix, dense
 from cbviz.model.ops import Batch, OpSet, Shape
@@ -299,13 +299,14 @@ def _ceil(a: int, b: int) -> int:
 
 
 def op_set(device: torch.device | str, shape: Shape | None = None) -> OpSet:
-    """The set for `device`, which must have Triton's kernels (`unavailable`). Operators whose kernel cannot take `shape` are the reference's."""
+    """The set for `device`, which must have Triton's kernels (`unavailable`). Operators whose kernel cannot take `shape` are torch's."""
     refused = {} if shape is None else supports(shape)
     launch = _Launcher(_kernels(), torch.float32 if shape is None else shape.dtype)
     mine = {name: getattr(launch, name) for name in _OPS}
-    slow = {name: getattr(ops.REFERENCE, name) for name in _OPS}
+    slow = {name: getattr(device_ops.TORCH, name) for name in _OPS}
     chosen = {name: slow[name] if name in refused else mine[name] for name in _OPS}
     where = "in Triton's interpreter" if interpreted() else f"on {torch.cuda.get_device_name(device)}"
-    report = {"linear": "torch", "experts": "torch", "latent_attention": "torch", **{name: f"reference: {refused[name]}" if name in refused else "triton" for name in _OPS}}
-    return replace(ops.REFERENCE, name="triton", about=f"Triton kernels {where}, products by torch" + "".join(f"; {n} by the reference: {why}" for n, why in refused.items()),
-                   linear=linear, pack=pack, pack_experts=pack_experts, experts=experts, latent_attention=ops.latent_attention_absorbed, report=report, **chosen)
+    report = {"linear": "torch", "experts": "torch", "latent_attention": "torch", **{name: f"torch: {refused[name]}" if name in refused else "triton" for name in _OPS}}
+    return replace(device_ops.TORCH, name="triton", about=f"Triton kernels {where}, products by torch" + "".join(f"; {n} by torch: {why}" for n, why in refused.items()),
+                   linear=linear, pack=pack, head=None, choose_on_device=launch.choose_on_device,
+                   pack_experts=pack_experts, experts=experts, latent_attention=ops.latent_attention_absorbed, report=report, **chosen)

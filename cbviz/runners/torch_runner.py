@@ -19,6 +19,7 @@ from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput
 from cbviz.model import ops, threads
 from cbviz.model.decoder import Decoder
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
+from cbviz.model.graphs import Backend, device_pass, exact_float32
 from cbviz.model.hub import ModelSource, Progress
 from cbviz.model.kv_store import EMPTY, KVStore, chain_all
 from cbviz.model.loader import LoadedModel, load
@@ -40,16 +41,22 @@ class TorchRunner:
     for a field that asks for what does not exist, ModelError for a model that cannot be had.
     """
 
-    def __init__(self, model: str | ModelSource | LoadedModel = "smollm2", config: EngineConfig | None = None, *, progress: Progress | None = None) -> None:
+    def __init__(self, model: str | ModelSource | LoadedModel = "smollm2", config: EngineConfig | None = None, *, progress: Progress | None = None,
+                 backend: Backend | None = None) -> None:
+        """`backend`: runs passes as on a card that works beside the host (`model.graphs`). None: on CUDA the card, on the CPU none."""
         config = config or EngineConfig()
         self.config = config
         self.device = pick_device(config.device)
         self.num_threads = threads.use_available_cpus()
-        self.model = model if isinstance(model, LoadedModel) else load(model, device=self.device, progress=progress)
+        if self.device.type == "cuda":
+            exact_float32()
+        self.model = model if isinstance(model, LoadedModel) else load(model, progress=progress)
         c = self.model.config
         kept = torch.float32 if config.precision == "exact" else torch.float16
         self.ops, self.decoder = self._operators(config, ops.Shape(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, config.block_size, kept))
         self.kv = c.store(config.num_blocks, config.block_size, self.device, kept)
+        self.device_pass = device_pass(self.decoder, self.kv, self.device, config.max_num_seqs, config.enforce_eager, backend)
+        """How passes run on a device that works beside the host; None on the CPU."""
         self._spec = self.model.spec(config.precision)
         self._writing: set[int] = set()
         self._chosen: list[torch.Tensor] = []
@@ -58,13 +65,13 @@ class TorchRunner:
     def _operators(self, config: EngineConfig, shape: ops.Shape) -> tuple[OpSet, Decoder]:
         """The operators that the config asks for, and a decoder on them. With `batch_invariant` only what promises it: `auto` falls back to the reference row by row."""
         chosen = ops.pick(config.kernels, self.device, shape) if not (config.batch_invariant and config.kernels == "reference") else ROWWISE
-        decoder = self.model.decoder(chosen, config.sliding_window, config.precision)
+        decoder = self.model.decoder(chosen, config.sliding_window, config.precision, device=self.device)
         if config.batch_invariant and not decoder.batch_invariant:
             if config.kernels != "auto":
                 raise ConfigError(f"batch_invariant is on, but kernels {config.kernels!r} are here {chosen.name} ({chosen.about}) and do not promise it: their sums are split by "
                                   "the number of rows. Set kernels to 'auto' or 'reference', or turn batch_invariant off.")
             chosen = ROWWISE
-            decoder = self.model.decoder(chosen, config.sliding_window, config.precision)
+            decoder = self.model.decoder(chosen, config.sliding_window, config.precision, device=self.device)
         return chosen, decoder
 
     @property
@@ -85,6 +92,9 @@ class TorchRunner:
         Raises RunnerError for a plan that cannot be: nothing is computed then.
         """
         t0 = time.perf_counter()
+        there = self.device_pass
+        if there is not None:
+            there.start()
         if plan.swaps_in or plan.swaps_out:
             raise RunnerError("the plan swaps blocks to the host; this runner has no swap space")
         for c in plan.chunks:
@@ -98,14 +108,17 @@ class TorchRunner:
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
         seeds = (self.config.seed if c.sampling.seed is None else c.sampling.seed for c in sampling)
-        results = sample(logits, [Draw(c.sampling, seed, c.request_id, c.start + c.num_tokens) for c, seed in zip(sampling, seeds, strict=True)], self.ops.choose)
+        draws = [Draw(c.sampling, seed, c.request_id, c.start + c.num_tokens) for c, seed in zip(sampling, seeds, strict=True)]
+        results = sample(logits, draws, self.ops.choose) if there is None else there.sample(logits, draws)
         self.kv.record(blocks, offsets, hashes)
         self._writing = set()
         ids = [c.request_id for c in sampling]
+        measured_s = time.perf_counter() - t0
         load, routed = self._who_went_where(plan)
         return RunnerOutput(
             {i: [r.token_id] for i, r in zip(ids, results, strict=True)},
-            measured_s=time.perf_counter() - t0,
+            measured_s=measured_s,
+            device=None if there is None or there.busy_s is None else {"busy_s": there.busy_s, "gap_s": max(0.0, measured_s - there.busy_s)},
             logprobs={i: [r.logprob] for i, r in zip(ids, results, strict=True)},
             gaps={i: [r.gap] for i, r in zip(ids, results, strict=True)},
             counted=self._count(plan.chunks, plan.num_padding_tokens, len(ids), load),
@@ -130,6 +143,8 @@ class TorchRunner:
                 at = np.arange(b * size, min((b + 1) * size, len(ids)))
                 self.kv.record([table[b]] * len(at), (at % size).tolist(), wanted[at].tolist())
             recomputed.update(table[b] for b in stale)
+        if recomputed and self.device_pass is not None:
+            self.device_pass.wait()
         return len(recomputed)
 
     def damaged_blocks(self) -> set[int]:
@@ -240,6 +255,10 @@ class TorchRunner:
 
     def _run(self, parts: Sequence[tuple[list[int], int, list[int]]], kv: KVStore, num_padding: int, sample_rows: list[int]) -> torch.Tensor:
         """One pass over parts (token ids, first position, block table); padding is token 0 at position 0, computed and not kept."""
+        if self.device_pass is not None:
+            logits = self.device_pass.forward(parts, kv, num_padding, sample_rows)
+            self._chosen = self.device_pass.chosen
+            return logits
         token_ids = [t for ids, _, _ in parts for t in ids] + [0] * num_padding
         positions = [p for ids, start, _ in parts for p in range(start, start + len(ids))] + [0] * num_padding
         lens = [len(ids) for ids, _, _ in parts]

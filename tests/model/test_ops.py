@@ -97,8 +97,9 @@ def test_reference_attention_is_softmax_of_scores() -> None:
 
 def test_pick() -> None:
     assert ops.pick("auto", "cpu").name in ("compiled", "torch") and ops.pick("cpu", "cpu").name == ops.pick("auto", "cpu").name
+    assert ops.pick("torch", "cpu").capturable and not ops.pick("cpu", "cpu").capturable
     assert ops.pick("reference", "cpu") is ops.REFERENCE
-    assert ops.pick("auto", "cuda").name in ("reference", "triton")
+    assert ops.pick("auto", "cuda").name in ("device", "triton") and ops.pick("auto", "cuda").capturable
     with pytest.raises(ModelError, match=r"kernels 'triton' cannot be used: .*; set kernels to"):
         ops.pick("triton", "cpu")
     with pytest.raises(ModelError, match="device is 'cuda'"):
