@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from cbviz.model.hub import ModelError
-from cbviz.model.kv_store import KVLayer
+from cbviz.model.kv_store import KVLayer, quantise
 from cbviz.model.matrix import Int8Matrix, Matrix
-from cbviz.model.ops import Batch, OpSet, choose
+from cbviz.model.ops import Batch, OpSet, choose, read_kv
 
 _GATHERED_TOKENS = 1 << 20
 """Keys of one gather over decodes: bounds the copy (64 heads of 128 in 16 bits: 16 GB; SmolLM2: 0.4 GB)."""
@@ -74,34 +74,41 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> 
         slots = batch.slot_mapping.clamp(min=0)
         found = batch.shared["slots"] = (slots // batch.block_size, slots % batch.block_size, ~kept[:, None, None])
     blocks, offsets, padding = found
-    layer.k[blocks, :, offsets] = k.to(layer.k.dtype).masked_fill(padding, 0)
-    layer.v[blocks, :, offsets] = v.to(layer.v.dtype).masked_fill(padding, 0)
+    for x, kept, scales, zeros in ((k, layer.k, layer.k_scale, layer.k_zero), (v, layer.v, layer.v_scale, layer.v_zero)):
+        at = blocks, slice(None), offsets
+        if scales is None:
+            kept[at] = x.to(kept.dtype).masked_fill(padding, 0)
+            continue
+        codes, scale, zero = quantise(x.float().masked_fill(padding, 0), kept.dtype)
+        kept[at], scales[at] = codes, scale
+        if zeros is not None and zero is not None:
+            zeros[at] = zero
 
 
-def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int) -> torch.Tensor:
+def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int, sinks: int = 0) -> torch.Tensor:
     out = torch.empty_like(q)
     lens = batch.query_lens_list
     b = token = 0
     while b < len(lens):
         if lens[b] != 1:
-            _attend_chunk(q, out, layer, batch, b, token, scale, window)
+            _attend_chunk(q, out, layer, batch, b, token, scale, window, sinks)
             token += lens[b]
             b += 1
             continue
         end = b
         while end < len(lens) and lens[end] == 1:
             end += 1
-        _attend_decodes(q, out, layer, batch, b, end, token, scale, window)
+        _attend_decodes(q, out, layer, batch, b, end, token, scale, window, sinks)
         token += end - b
         b = end
     out[token:] = 0
     return out
 
 
-def _attend_decodes(q: torch.Tensor, out: torch.Tensor, layer: KVLayer, batch: Batch, first: int, last: int, token: int, scale: float, window: int) -> None:
+def _attend_decodes(q: torch.Tensor, out: torch.Tensor, layer: KVLayer, batch: Batch, first: int, last: int, token: int, scale: float, window: int, sinks: int) -> None:
     """Sequences `first` to `last`, one query each: their blocks side by side, the heads of a group as rows of their key head."""
-    _, heads_kv, size, dim = layer.k.shape
-    heads = q.shape[1]
+    heads_kv, size = layer.k.shape[1:3]
+    heads, dim = q.shape[1:]
     # A captured pass knows no lengths: it attends over the whole width of its table.
     width = batch.block_table.shape[1] if batch.captured else (max(batch.seq_lens_list[first:last]) + size - 1) // size
     at_once = max(1, _GATHERED_TOKENS // (width * size))
@@ -109,35 +116,36 @@ def _attend_decodes(q: torch.Tensor, out: torch.Tensor, layer: KVLayer, batch: B
         end = min(b + at_once, last)
         n, t = end - b, token + b - first
         table = batch.block_table[b:end, :width].clamp(min=0).long()
-        seen = _seen(batch, b, end, width * size, window)
-        k, v = (x[table].transpose(1, 2).reshape(n, heads_kv, width * size, dim).to(q.dtype) for x in (layer.k, layer.v))
+        seen = _seen(batch, b, end, width * size, window, sinks)
+        k, v = (x.view(n, width, heads_kv, size, dim).transpose(1, 2).reshape(n, heads_kv, width * size, dim).to(q.dtype) for x in read_kv(layer, table.view(-1), slice(None)))
         y = F.scaled_dot_product_attention(q[t:t + n].reshape(n, heads_kv, heads // heads_kv, dim), k, v, attn_mask=seen, scale=scale)
         out[t:t + n] = y.reshape(n, heads, dim)
 
 
-def _seen(batch: Batch, first: int, last: int, keys: int, window: int) -> torch.Tensor:
+def _seen(batch: Batch, first: int, last: int, keys: int, window: int, sinks: int) -> torch.Tensor:
     """[B, 1, 1, keys]: which keys each sequence's newest token sees. The same in every layer of that window."""
-    name = ("seen", first, last, keys, window)
+    name = ("seen", first, last, keys, window, sinks)
     if name not in batch.shared:
         at, end = torch.arange(keys, device=batch.seq_lens.device), batch.seq_lens[first:last, None]
-        batch.shared[name] = ((at < end) & (at >= end - window) if window else at < end)[:, None, None, :]
+        batch.shared[name] = ((at < end) & ((at >= end - window) | (at < sinks)) if window else at < end)[:, None, None, :]
     mask: torch.Tensor = batch.shared[name]
     return mask
 
 
-def _attend_chunk(q: torch.Tensor, out: torch.Tensor, layer: KVLayer, batch: Batch, b: int, token: int, scale: float, window: int) -> None:
+def _attend_chunk(q: torch.Tensor, out: torch.Tensor, layer: KVLayer, batch: Batch, b: int, token: int, scale: float, window: int, sinks: int) -> None:
     """Several queries of sequence `b`, which start at `token`."""
-    _, heads_kv, size, dim = layer.k.shape
-    heads, n, length = q.shape[1], batch.query_lens_list[b], batch.seq_lens_list[b]
+    heads_kv, size = layer.k.shape[1:3]
+    heads, dim = q.shape[1:]
+    n, length = batch.query_lens_list[b], batch.seq_lens_list[b]
     groups = heads // heads_kv
     for begin in range(0, n, _SLAB):
         end = min(begin + _SLAB, n)
         first, stop = length - n + begin, length - n + end       # the slab's positions
-        lead = max(0, first + 1 - window) // size if window else 0
+        lead = max(0, first + 1 - window) // size if window and not sinks else 0
         table = batch.block_table[b, lead:(stop + size - 1) // size].clamp(min=0).long()
-        k, v = (x[table].transpose(0, 1).reshape(heads_kv, -1, dim)[None, :, :stop - lead * size].to(q.dtype) for x in (layer.k, layer.v))
+        k, v = (x.transpose(0, 1).reshape(heads_kv, -1, dim)[None, :, :stop - lead * size].to(q.dtype) for x in read_kv(layer, table, slice(None)))
         query, at = torch.arange(first, stop, device=q.device)[:, None], torch.arange(lead * size, stop, device=q.device)
-        seen = (at <= query) & (at > query - window) if window else at <= query
+        seen = (at <= query) & ((at > query - window) | (at < sinks)) if window else at <= query
         rows = q[token + begin:token + end].view(end - begin, heads_kv, groups, dim).permute(1, 2, 0, 3).reshape(1, heads_kv, -1, dim)
         y = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen.repeat(groups, 1), scale=scale)
         out[token + begin:token + end] = y[0].view(heads_kv, groups, end - begin, dim).permute(2, 0, 1, 3).reshape(end - begin, heads, dim)

@@ -137,7 +137,9 @@ class KVStore:
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeros, not empty: masked slots are multiplied by weight 0, which a NaN would survive. On the host numpy's zeros take no memory until written; torch's do."""
-        return torch.from_numpy(np.zeros(shape, dtype=str(dtype).removeprefix("torch."))).to(self.device)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        return torch.from_numpy(np.zeros(shape, dtype=str(dtype).removeprefix("torch.")))
 
     @property
     def quantised(self) -> bool:
