@@ -203,7 +203,7 @@ def with_attention(attend: Any) -> OpSet:
 
 def test_an_operator_that_reads_lengths_on_the_host_is_found_out() -> None:
     for read in (max, list, len, bool, torch.tensor, sorted, lambda x: x[0]):
-        def attend(q: torch.Tensor, layer: Any, batch: Batch, scale: float, window: int, read: Any = read) -> torch.Tensor:
+        def attend(q: torch.Tensor, layer: Any, batch: Batch, scale: float, window: int, sinks: int = 0, read: Any = read) -> torch.Tensor:
             read(batch.seq_lens_list)
             return device_ops.attention(q, layer, batch, scale, window)
 
@@ -218,7 +218,7 @@ def test_a_value_frozen_in_a_recording_would_be_seen() -> None:
     """The stand-in keeps what a CUDA graph keeps: an operator that learns a length in another way than from the batch's tensors gives wrong logits from its second replay on."""
     lengths = iter(range(1, 100))
 
-    def attend(q: torch.Tensor, layer: Any, batch: Batch, scale: float, window: int) -> torch.Tensor:
+    def attend(q: torch.Tensor, layer: Any, batch: Batch, scale: float, window: int, sinks: int = 0) -> torch.Tensor:
         return device_ops.attention(q, layer, batch, scale, window) + next(lengths)
 
     there = device_pass(operators=with_attention(attend))
@@ -245,7 +245,7 @@ def test_a_capture_that_fails_leaves_the_eager_path_and_the_reason(error: Except
 
 
 def test_what_the_pass_itself_raises_is_raised() -> None:
-    def attend(*args: Any) -> torch.Tensor:
+    def attend(*args: Any, **more: Any) -> torch.Tensor:
         raise MemoryError("no memory")
 
     there = device_pass(operators=with_attention(attend))
