@@ -213,12 +213,12 @@ def test_a_pass_that_raises_leaves_no_false_claim(where: str, monkeypatch: pytes
     calls = 0
     real = r.ops.attention
 
-    def attention(*args: Any) -> torch.Tensor:
+    def attention(*args: Any, **more: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if where != "sampling" and calls == (1 if where == "first layer" else 3):
             raise MemoryError("no memory")
-        return real(*args)
+        return real(*args, **more)
 
     def fail(*args: Any) -> None:
         raise MemoryError("no memory")
