@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -68,7 +69,10 @@ typedef struct {
     const int64_t *ids, *positions, *slots, *rows;
     const int32_t *table, *starts, *lens;
     float *logits;
+    int64_t *marks;                    /* 0, or room for what `cbviz_marks` says: (part, nanoseconds at its end) pairs, the first is the beginning */
 } Step;
+
+enum { BEGIN, EMBED, QKV, ROPE_KV, ATTENTION, OUT, GATE_UP, DOWN, HEAD };   /* parts of a pass, as `cpu_pass.PARTS` names them */
 
 /* ---- threads ----
    A job is a counter of items; (total, next) live in one word, so a claim that succeeds belongs to the job that is current. The caller works too. On a
@@ -824,6 +828,17 @@ static void attention_item(const void *ctx, long item, Worker *me) {
 
 enum { SLAB = 512 };                   /* rows of the MLP at once: bounds its memory */
 
+INL void mark(int64_t **at, int part) {
+    if (!*at) return;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *(*at)++ = part;
+    *(*at)++ = now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+/* Pairs of marks that a pass over so many tokens makes. */
+int64_t cbviz_marks(const Model *m, int64_t tokens) { return 3 + m->num_layers * (4 + 2 * ((tokens + SLAB - 1) / SLAB)); }
+
 #define TAKE(pointer, count) do { size_t bytes_ = ((size_t)(count) * sizeof *(pointer) + 63) / 64 * 64; if (memory) (pointer) = (void *)((char *)memory + used); used += bytes_; } while (0)
 
 static size_t layout(const Model *m, long tokens, long sampled, Pass *a, char *memory) {
@@ -878,34 +893,44 @@ const char *cbviz_features(void) {
 int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
     pthread_mutex_lock(&pool.run);
     if (!ready((int)m->threads)) { pthread_mutex_unlock(&pool.run); return 1; }
+    int64_t *at = s->marks;
+    mark(&at, BEGIN);
     Pass a = {.m = m, .s = s};
     layout(m, s->tokens, s->sampled, &a, memory);
     long t = s->tokens, c = m->hidden, d = m->head_dim, qs = m->heads * d, width = qs + 2 * m->kv_heads * d, group = m->heads / m->kv_heads, per = QROWS / group, tiles = 0;
     for (long b = 0; b < s->sequences; b++) tiles += (s->starts[b + 1] - s->starts[b] + per - 1) / per;
     each_row(begin_item, &a, t);
+    mark(&at, EMBED);
     long kept = s->starts[s->sequences];
     for (long l = 0; l < m->num_layers; l++) {
         const Layer *w = a.layer = &m->layers[l];
         prepare(&a, a.residual, w->attn_norm, c, t);
         apply(&a, a.x, w->qkv, w->qkv_scale, w->qkv_bias, a.qkv, width, c, t, STORE);
+        mark(&at, QKV);
         /* All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step. */
         each_row(turn_item, &a, t);
+        mark(&at, ROPE_KV);
         run(attention_item, &a, sizeof a, tiles * m->kv_heads);
+        mark(&at, ATTENTION);
         memset(a.y + kept * qs, 0, (size_t)(t - kept) * qs * 4);
         prepare(&a, a.y, 0, qs, t);
         apply(&a, a.y, w->o, w->o_scale, w->o_bias, a.residual, c, qs, t, ADD);
+        mark(&at, OUT);
         for (long m0 = 0; m0 < t; m0 += SLAB) {
             long rows = t - m0 < SLAB ? t - m0 : SLAB;
             prepare(&a, a.residual + m0 * c, w->mlp_norm, c, rows);
             apply(&a, a.x, w->gate_up, w->gate_up_scale, w->gate_up_bias, a.hidden, m->inter, c, rows, SILU);
+            mark(&at, GATE_UP);
             prepare(&a, a.hidden, 0, m->inter, rows);
             apply(&a, a.hidden, w->down, w->down_scale, w->down_bias, a.residual + m0 * c, c, m->inter, rows, ADD);
+            mark(&at, DOWN);
         }
     }
     if (s->sampled) {
         for (long i = 0; i < s->sampled; i++) memcpy(a.y + i * c, a.residual + s->rows[i] * c, c * 4);
         prepare(&a, a.y, m->norm, c, s->sampled);
         apply(&a, a.x, m->head, m->head_scale, 0, s->logits, m->vocab, c, s->sampled, STORE);
+        mark(&at, HEAD);
     }
     pthread_mutex_unlock(&pool.run);
     return 0;

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MATRICES = ("qkv", "o", "gate_up", "down")
 _VECTORS = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "gate_up_bias", "down_bias")
+PARTS = ("begin", "embedding", "QKV product", "rotary and KV write", "attention", "output product", "gate and up product", "down product", "output head")
+"""Parts of a pass, in the order of the enum in `cpu_kernels.c`: a product's norm (and rounding to integers) belongs to it."""
 _KEPT_BYTES = 32 << 20
 """Working memory up to this size is kept between passes."""
 
@@ -40,7 +42,7 @@ class _Model(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [*((n, c_int64) for n in ("tokens", "sequences", "table_width", "sampled")),
-                *((n, c_void_p) for n in ("ids", "positions", "slots", "rows", "table", "starts", "lens", "logits"))]
+                *((n, c_void_p) for n in ("ids", "positions", "slots", "rows", "table", "starts", "lens", "logits", "marks"))]
 
 
 class CompiledPass:
@@ -73,6 +75,10 @@ class CompiledPass:
                              ctypes.addressof(self._layers))
         self._kv: weakref.ref[KVStore] | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self.marking = False
+        """Whether passes take the time at the end of each of their parts (some 40 ns each)."""
+        self.marks: list[tuple[int, float]] = []
+        """Of the last such pass: (part, seconds since its beginning at the part's end)."""
 
     @property
     def fits(self) -> bool:
@@ -88,7 +94,9 @@ class CompiledPass:
         m.threads = torch.get_num_threads()
         logits = torch.empty(len(sample_rows), self._vocab)
         inputs = [x.contiguous() for x in (token_ids, positions, batch.slot_mapping, sample_rows, batch.block_table, batch.query_start_loc, batch.seq_lens)]
-        step = _Step(len(token_ids), len(batch.query_lens_list), batch.block_table.shape[1], len(sample_rows), *(x.data_ptr() for x in inputs), logits.data_ptr())
+        marks = torch.zeros(self._lib.cbviz_marks(ctypes.byref(m), c_int64(len(token_ids))), 2, dtype=torch.int64) if self.marking else None
+        step = _Step(len(token_ids), len(batch.query_lens_list), batch.block_table.shape[1], len(sample_rows), *(x.data_ptr() for x in inputs), logits.data_ptr(),
+                     marks.data_ptr() if marks is not None else None)
         size = self._lib.cbviz_memory(ctypes.byref(m), c_int64(step.tokens), c_int64(step.sampled))
         memory = self._memory if self._memory.numel() >= size + 64 else torch.empty(size + 64, dtype=torch.uint8)
         if memory.numel() <= _KEPT_BYTES:
@@ -98,6 +106,9 @@ class CompiledPass:
         _keep_while_read(self._lib, self, step, inputs, memory, kv)
         if failed:
             raise MemoryError("no memory for the kernels' own buffers")
+        if marks is not None:
+            made = [(part, at) for part, at in marks.tolist() if at]
+            self.marks = [(part, (at - made[0][1]) * 1e-9) for part, at in made[1:]]
         return logits
 
     def _use(self, kv: KVStore) -> None:
