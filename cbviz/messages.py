@@ -229,6 +229,9 @@ class StepCost(msgspec.Struct, frozen=True, omit_defaults=True):
     flops: float = 0.0
     weight_bytes: float = 0.0
     kv_bytes: float = 0.0
+    decode_flops: float = 0.0
+    decode_kv_bytes: float = 0.0
+    """Of `flops` and `kv_bytes`, those of rows that computed one position (or a draft after it): the rest is prefill."""
     compute_s: float = 0.0
     memory_s: float = 0.0
     overhead_s: float = 0.0

@@ -35,6 +35,9 @@ class Work(NamedTuple):
     flops: float
     weight_bytes: float
     kv_bytes: float
+    decode_flops: float = 0.0
+    decode_kv_bytes: float = 0.0
+    """Of these, the share of chunks of one position (drafts aside)."""
 
     @property
     def bytes(self) -> float:
@@ -75,8 +78,8 @@ class _Counter:
     def count(self, plan: SchedulerOutput) -> Work:
         num_tokens = plan.num_padding_tokens
         rows = 0
-        kv_bytes = 0.0
-        attention = 0.0
+        kv_bytes = decode_kv = 0.0
+        attention = decode_flops = 0.0
         window = self.window
         for c in plan.chunks:
             n, start = c.num_tokens, c.start
@@ -85,11 +88,16 @@ class _Counter:
                 rows += 1 + c.num_draft
             pairs = n * start + n * (n + 1) // 2
             layer_pairs = self.num_full * pairs
-            kv_bytes += self.kv_full * (start + n)
+            kv = self.kv_full * (start + n)
             if window:
                 layer_pairs += self.num_windowed * windowed_pairs(start, n, window)
-                kv_bytes += self.kv_windowed * (min(start, window - 1) + n)
-            attention += layer_pairs * (self.decode_pair if n == 1 else self.pair)
+                kv += self.kv_windowed * (min(start, window - 1) + n)
+            kv_bytes += kv
+            pair_flops = layer_pairs * (self.decode_pair if n == 1 else self.pair)
+            attention += pair_flops
+            if n == 1 + c.num_draft:
+                decode_kv += kv
+                decode_flops += pair_flops + self.linear_flops * n + (self.head_flops * n if c.sample else 0.0)
         if not num_tokens:
             return Work(0.0, 0.0, 0.0)
         weights = self.dense_bytes
@@ -97,7 +105,7 @@ class _Counter:
             weights += self.expert_bytes * (1.0 - self.miss**num_tokens)
         if rows:
             weights += self.head_bytes
-        return Work(self.linear_flops * num_tokens + self.head_flops * rows + attention, weights, kv_bytes)
+        return Work(self.linear_flops * num_tokens + self.head_flops * rows + attention, weights, kv_bytes, decode_flops, decode_kv)
 
 
 def windowed_pairs(start: int, num_tokens: int, window: int) -> int:
@@ -139,7 +147,8 @@ class Roofline:
             return StepCost()
         compute_s = work.flops / self.device.flops_s
         memory_s = (work.weight_bytes + work.kv_bytes) / self.device.bandwidth_bytes_s
-        return StepCost(flops=work.flops, weight_bytes=work.weight_bytes, kv_bytes=work.kv_bytes, compute_s=compute_s, memory_s=memory_s,
+        return StepCost(flops=work.flops, weight_bytes=work.weight_bytes, kv_bytes=work.kv_bytes, decode_flops=work.decode_flops,
+                        decode_kv_bytes=work.decode_kv_bytes, compute_s=compute_s, memory_s=memory_s,
                         overhead_s=self.overhead_s, total_s=max(compute_s, memory_s) + self.overhead_s)
 
 
