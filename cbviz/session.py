@@ -222,6 +222,19 @@ class Session:
             raise ConfigError(f"n is {n!r}, it must be a whole number of steps, 1 or more")
         return self._go(None, n, None, stuck=False)
 
+    def profile_step(self) -> StepRecord | None:
+        """One iteration whose pass is watched: the record's `profile` says which operators or kernels ran in it, and when. None if nothing was left to do.
+
+        Raises ConfigError for a runner that computes nothing.
+        """
+        if not hasattr(self.runner, "profile_next"):
+            raise ConfigError(f"runner {self.runner_name} computes nothing that could be watched: profile a step of the real model (runner='torch')")
+        self.runner.profile_next = True
+        try:
+            return self.step()
+        finally:
+            self.runner.profile_next = False
+
     def _show_last(self, before: int) -> None:
         """Moves the cursor to the end if steps were made, also where an error or Ctrl-C ended them."""
         if len(self.trace) != before:

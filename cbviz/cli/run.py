@@ -6,6 +6,7 @@ import difflib
 import json
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,8 @@ def run(
     seed: Seed = 0,
     model: Model = None,
     out: Annotated[Path | None, typer.Option(help="Where the trace goes (.jsonl or .jsonl.gz). By default it is kept in the cache, for `cbviz show`.", show_default=False)] = None,
+    profile_step: Annotated[list[int] | None, typer.Option(min=1, help="Watch what runs inside this step (operators or kernels); may be given more than once. See it with `cbviz show RUN --step N`, "
+                                                          "or in the explorer.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Run a workload to its end, print the metrics, write the trace. Ctrl-C stops after the step in progress."""
@@ -47,6 +50,8 @@ def run(
         raise ConfigError(f"--out {out} is a folder; name a file in it, e.g. {out / 'run.jsonl'}")
     with Bar(f"loading {model or DEFAULT_MODEL}" if runner == "torch" else "preparing") as bar:
         s = open_session(runner, workload, model, seed, named, params, bar)
+    if profile_step and not hasattr(s.runner, "profile_next"):
+        raise ConfigError(f"--profile-step: runner {runner} computes nothing that could be watched; leave it out, or run the real model")
     for note in filter(None, [preset_note(workload, named) if runner != "tape" else "", *s.notes]):
         say(note)
     # Written line by line, so that a crash loses one step at most; a gzip file can't be, it is written at the end.
@@ -55,7 +60,7 @@ def run(
     s.trace.autosave(path)
     stopped = False
     try:
-        stopped = _run_to_end(s)
+        stopped = _run_to_end(s, profile_step or ())
     except BaseException as e:
         if not isinstance(e, KeyboardInterrupt):
             say(f"the run failed in step {len(s.trace) + 1}; what it did before is in {_finish(s, path, out if zipped else None)}")
@@ -73,8 +78,8 @@ def run(
         raise SystemExit(130)
 
 
-def _run_to_end(s: Session) -> bool:
-    """Runs with a bar. True if Ctrl-C stopped it before the end."""
+def _run_to_end(s: Session, watched: Collection[int] = ()) -> bool:
+    """Runs with a bar, the steps of `watched` under the profiler. True if Ctrl-C stopped it before the end."""
     tokens, began = 0, time.monotonic()
     with Stop() as stop, Bar(f"{s.workload_name}, {s.config.discipline}", expected_tokens(s)) as bar:
 
@@ -83,7 +88,13 @@ def _run_to_end(s: Session) -> bool:
             tokens += sampled(record)
             bar.update(tokens, note=f"step {record.step:,}, {tokens:,} tokens, {tokens / max(1e-9, time.monotonic() - began):,.0f}/s")
 
-        s.run(until=lambda record, state: stop.asked, progress=tell)
+        for step in sorted(set(watched)):
+            s.run(until=lambda record, state: stop.asked, progress=tell, max_steps=step - 1 - len(s.trace))
+            if stop.asked or (record := s.profile_step()) is None:
+                break
+            tell(record)
+        if not stop.asked:
+            s.run(until=lambda record, state: stop.asked, progress=tell)
         return stop.asked and not s.done
 
 

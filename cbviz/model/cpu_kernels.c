@@ -332,18 +332,22 @@ typedef struct {
     const float *q_scale;
     float *y;
     long y_stride;
+    long items;
+    const char *then;                  /* what this thread will probably read after the panel it is at */
+    const char *after;                 /* the weights of the pass' next product, and the bytes of one of its items */
+    long after_item;
 } Product;
 
 INL vf load_weight(int type, const void *w, long at) { return type == F16 ? load_half((const uint16_t *)w + at) : load((const float *)w + at); }
 
-/* out[m][n] = x[m] . w[n0 + n] over whole vectors, m < mr, n < nr; up to three numbers behind a row are overwritten. */
-INL void tile(int mr, int nr, int type, const void *w, long n0, const float *x, long xs, long k, float *out, long os) {
+/* out[m][n] = x[m] . w[n0 + n] over whole vectors, m < mr, n < nr; up to three numbers behind a row are overwritten. `ahead`: nr rows of weights to ask for meanwhile. */
+INL void tile(int mr, int nr, int type, const void *w, long n0, const char *ahead, const float *x, long xs, long k, float *out, long os) {
     vf acc[ROWS * NR1 > 24 ? 24 : ROWS * NR1];
     UNROLL for (int i = 0; i < mr * nr; i++) acc[i] = (vf){0};
     for (long at = 0; at + VL <= k; at += VL) {
         vf b[NR1];
         UNROLL for (int n = 0; n < nr; n++) b[n] = load_weight(type, w, (n0 + n) * k + at);
-        UNROLL for (int n = 0; n < nr; n++) __builtin_prefetch((const char *)w + ((n0 + n + AHEAD) * k + at) * (type == F16 ? 2 : 4), 0, 2);
+        UNROLL for (int n = 0; n < nr; n++) __builtin_prefetch(ahead + (n * k + at) * (type == F16 ? 2 : 4), 0, 2);
         UNROLL for (int m = 0; m < mr; m++) {
             vf a = load(x + m * xs + at);
             UNROLL for (int n = 0; n < nr; n++) acc[m * nr + n] += a * b[n];
@@ -403,13 +407,13 @@ INL void qsum4(qacc a, qacc b, qacc c, qacc d, int32_t *out) {
 }
 
 /* As tile, over integers. */
-INL void tile_i8(int mr, int nr, const int8_t *w, long n0, const int16_t *x, long xs, long k, int32_t *out, long os) {
+INL void tile_i8(int mr, int nr, const int8_t *w, long n0, const char *ahead, const int16_t *x, long xs, long k, int32_t *out, long os) {
     qacc acc[ROWS * NR1 > 24 ? 24 : ROWS * NR1];
     UNROLL for (int i = 0; i < mr * nr; i++) acc[i] = QZERO;
     for (long at = 0; at + QSTEP <= k; at += QSTEP) {
         qacc b[NR1];
         UNROLL for (int n = 0; n < nr; n++) b[n] = QLOADW(w + (n0 + n) * k + at);
-        UNROLL for (int n = 0; n < nr; n++) __builtin_prefetch(w + (n0 + n + AHEAD) * k + at, 0, 2);
+        UNROLL for (int n = 0; n < nr; n++) __builtin_prefetch(ahead + n * k + at, 0, 2);
         UNROLL for (int m = 0; m < mr; m++) {
             qacc a = QLOADX(x + m * xs + at);
             UNROLL for (int n = 0; n < nr; n++) acc[m * nr + n] = QDOT(acc[m * nr + n], b[n], a);
@@ -441,9 +445,9 @@ static __attribute__((noinline)) void add_last(const Product *p, int type, const
 }
 
 /* Sums of rows m0.. with weight rows w0.. into `to`, before scale and bias. */
-INL void block(const Product *p, int type, const void *w, long w0, int mr, int nr, long m0, Sum *to) {
-    if (type == I8) tile_i8(mr, nr, w, w0, p->q + m0 * p->x_stride, p->x_stride, p->k, &to->i, SUM_STRIDE);
-    else tile(mr, nr, type, w, w0, p->x + m0 * p->x_stride, p->x_stride, p->k, &to->f, SUM_STRIDE);
+INL void block(const Product *p, int type, const void *w, long w0, const char *ahead, int mr, int nr, long m0, Sum *to) {
+    if (type == I8) tile_i8(mr, nr, w, w0, ahead, p->q + m0 * p->x_stride, p->x_stride, p->k, &to->i, SUM_STRIDE);
+    else tile(mr, nr, type, w, w0, ahead, p->x + m0 * p->x_stride, p->x_stride, p->k, &to->f, SUM_STRIDE);
     if (p->k % (type == I8 ? QSTEP : VL)) add_last(p, type, w, w0, mr, nr, m0, to);
 }
 
@@ -462,29 +466,37 @@ INL void finish(const Product *p, long m, long n0, long width, const Sum *from) 
 #else
 #define WITH_MORE_ROWS(type)
 #endif
-#define WITH_ROWS(mr, type) case mr: block(p, type, w, w0, mr, NR, m0, to); break;
+#define WITH_ROWS(mr, type) case mr: block(p, type, w, w0, ahead, mr, NR, m0, to); break;
 #define KERNELS(type) \
-    static void rows_##type(const Product *p, const void *w, long w0, int mr, long m0, Sum *to) { \
+    static void rows_##type(const Product *p, const void *w, long w0, const char *ahead, int mr, long m0, Sum *to) { \
         switch (mr) { WITH_ROWS(1, type) WITH_ROWS(2, type) WITH_ROWS(3, type) WITH_ROWS(4, type) WITH_MORE_ROWS(type) } \
     } \
-    static void one_##type(const Product *p, const void *w, long w0, long m0, Sum *to) { block(p, type, w, w0, 1, 1, m0, to); } \
-    static void eight_##type(const Product *p, const void *w, long w0, Sum *to) { block(p, type, w, w0, 1, NR1, 0, to); }
+    static void one_##type(const Product *p, const void *w, long w0, const char *ahead, long m0, Sum *to) { block(p, type, w, w0, ahead, 1, 1, m0, to); } \
+    static void eight_##type(const Product *p, const void *w, long w0, const char *ahead, Sum *to) { block(p, type, w, w0, ahead, 1, NR1, 0, to); }
 KERNELS(F32)
 KERNELS(F16)
 KERNELS(I8)
 #define CALL(type, name, ...) ((type) == F32 ? name##_F32(__VA_ARGS__) : (type) == F16 ? name##_F16(__VA_ARGS__) : name##_I8(__VA_ARGS__))
 
-/* Results n0 to n1 of all rows. */
-/* `ask`: whether the item has still to ask may_write. */
+/* Where the rows lie that are needed AHEAD rows after row n of a panel of weights that ends at n1. Waiting for memory costs more than reading it: nobody begins
+   a panel cold. */
+INL const char *ahead_of(const Product *p, const void *w, long n, long n1, long size) {
+    long to = n + AHEAD;
+    return to < n1 ? (const char *)w + to * p->k * size : p->then + (to - n1) * p->k * size;
+}
+
+INL long size_of(int type) { return type == F32 ? 4 : type == F16 ? 2 : 1; }
+
+/* Results n0 to n1 of all rows. `ask`: whether the item has still to ask may_write. */
 static void panel_of(const Product *p, long n0, long n1, Worker *me, int ask) {
     const void *w = p->w;
     int type = p->type;
-    long shift = 0;
+    long shift = 0, size = size_of(type);
     Sum sums[ROWS * SUM_STRIDE + 8];
     if (p->rows == 1) {
         long n = n0;
-        for (; n + NR1 <= n1; n += NR1) CALL(type, eight, p, w, n, sums + n - n0);
-        for (; n < n1; n++) CALL(type, one, p, w, n, 0, sums + n - n0);
+        for (; n + NR1 <= n1; n += NR1) CALL(type, eight, p, w, n, ahead_of(p, w, n, n1, size), sums + n - n0);
+        for (; n < n1; n++) CALL(type, one, p, w, n, ahead_of(p, w, n, n1, size), 0, sums + n - n0);
         if (!ask || may_write(me)) finish(p, 0, n0, n1 - n0, sums);
         return;
     }
@@ -501,21 +513,26 @@ static void panel_of(const Product *p, long n0, long n1, Worker *me, int ask) {
         w = f;
         shift = n0;
         type = F32;
+        size = 4;
     }
     for (long m = 0; m < p->rows; m += ROWS) {
         int mr = p->rows - m < ROWS ? (int)(p->rows - m) : ROWS;
         long n = n0;
-        for (; n + NR <= n1; n += NR) CALL(type, rows, p, w, n - shift, mr, m, sums + n - n0);
+        /* Only the first rows of x wait for the weights: for the others they are in the cache. */
+        for (; n + NR <= n1; n += NR) CALL(type, rows, p, w, n - shift, m || shift ? (const char *)w + (n - shift) * p->k * size : ahead_of(p, w, n, n1, size), mr, m, sums + n - n0);
         for (; n < n1; n++)
-            for (int i = 0; i < mr; i++) CALL(type, one, p, w, n - shift, m + i, sums + i * SUM_STRIDE + n - n0);
+            for (int i = 0; i < mr; i++) CALL(type, one, p, w, n - shift, (const char *)w + (n - shift) * p->k * size, m + i, sums + i * SUM_STRIDE + n - n0);
         if (ask && !may_write(me)) return;
         for (int i = 0; i < mr; i++) finish(p, m + i, n0, n1 - n0, sums + i * SUM_STRIDE);
     }
 }
 
 static void product_item(const void *ctx, long item, Worker *me) {
-    const Product *p = ctx;
-    long n0 = item * p->panel, n1 = n0 + p->panel < p->n ? n0 + p->panel : p->n;
+    Product mine = *(const Product *)ctx;
+    const Product *p = &mine;
+    long n0 = item * p->panel, n1 = n0 + p->panel < p->n ? n0 + p->panel : p->n, size = size_of(p->type), next = item + limit;
+    /* Threads take items in turn, so this one's next is mostly `limit` further on. */
+    mine.then = next < p->items ? (const char *)p->w + next * p->panel * p->k * size : p->after ? p->after + (next - p->items) * p->after_item : (const char *)p->w + n0 * p->k * size;
     if (p->how != SILU) {
         panel_of(p, n0, n1, me, 1);
         return;
@@ -524,13 +541,14 @@ static void product_item(const void *ctx, long item, Worker *me) {
     float pair[2][64 * PANEL];
     if (p->rows > 64 && !may_write(me)) return;
     for (long m0 = 0; m0 < p->rows; m0 += 64) {
-        long rows = p->rows - m0 < 64 ? p->rows - m0 : 64, width = n1 - n0, size = p->type == F32 ? 4 : p->type == F16 ? 2 : 1;
+        long rows = p->rows - m0 < 64 ? p->rows - m0 : 64, width = n1 - n0;
         for (int half = 0; half < 2; half++) {
             long first = n0 + half * p->n;
             Product g = *p;
             g.how = STORE;
             g.rows = rows;
             g.w = (const char *)p->w + first * p->k * size;
+            if (!half) g.then = (const char *)p->w + (n0 + p->n) * p->k * size;
             g.scale = p->scale ? p->scale + first : 0;
             g.bias = p->bias ? p->bias + first : 0;
             g.x = p->x ? p->x + m0 * p->x_stride : 0;
@@ -556,15 +574,22 @@ static void product_item(const void *ctx, long item, Worker *me) {
     }
 }
 
+/* Results of one work item: some 48 KB of weights, large enough to stream, small enough that nobody waits long for the last one. Many rows: as much as a core's cache holds. */
+static long panel_size(int type, long rows, long k, int how) {
+    long size = size_of(type), want = (rows > 2 * ROWS ? 96 << 10 : 48 << 10) / (k * (rows > 2 * ROWS && type == F16 ? 4 : size));
+    want = want / 24 * 24;             /* a multiple of NR and of NR1 */
+    if (want < 24) want = 24;
+    /* Of a pair of products each half has half the bytes, and their results wait in a buffer. */
+    if (want > PANEL) want = (how == SILU && rows > 2 * ROWS) || (type == F16 && rows > 2 * ROWS) ? 24 : how == SILU ? 48 : want > WIDEST ? WIDEST : want;
+    if (type == F16 && rows > 2 * ROWS && (size_t)want * k * 4 > SCRATCH) want = SCRATCH / (4 * k);
+    return want;
+}
+
 static void product(const Product *given) {
     Product p = *given;
-    /* Items of some 48 KB: large enough to stream, small enough that nobody waits long for the last one. Many rows: as much as a core's cache holds. */
-    long size = p.type == F32 ? 4 : p.type == F16 ? 2 : 1, want = (p.rows > 2 * ROWS ? 96 << 10 : 48 << 10) / (p.k * (p.rows > 2 * ROWS && p.type == F16 ? 4 : size));
-    want = want / 24 * 24;             /* a multiple of NR and of NR1 */
-    p.panel = want < 24 ? 24 : want;
-    if (p.panel > PANEL) p.panel = p.how == SILU || (p.type == F16 && p.rows > 2 * ROWS) ? 24 : p.panel > WIDEST ? WIDEST : p.panel;
-    if (p.type == F16 && p.rows > 2 * ROWS && (size_t)p.panel * p.k * 4 > SCRATCH) p.panel = SCRATCH / (4 * p.k);
-    run(product_item, &p, sizeof p, (p.n + p.panel - 1) / p.panel);
+    p.panel = panel_size(p.type, p.rows, p.k, p.how);
+    p.items = (p.n + p.panel - 1) / p.panel;
+    run(product_item, &p, sizeof p, p.items);
 }
 
 /* ---- rows ---- */
@@ -599,6 +624,8 @@ typedef struct {
     const float *weight, *from;        /* of the norm or quantisation under way */
     long n, begin;
     int normed;
+    const char *after;                 /* the weights that the pass reads next, and the bytes of one item of them */
+    long after_item;
 } Pass;
 
 enum { CHUNK = 16 };
@@ -632,8 +659,14 @@ static void prepare(Pass *a, const float *from, const float *norm, long n, long 
 
 static void apply(const Pass *a, const float *x, const void *w, const float *scale, const float *bias, float *y, long n, long k, long rows, int how) {
     int whole = a->m->weights == I8;
-    Product p = {(int)a->m->weights, how, rows, n, k, 0, w, scale, bias, whole ? 0 : x, k, whole ? a->q : 0, whole ? a->q_scale : 0, y, n};
+    Product p = {(int)a->m->weights, how, rows, n, k, 0, w, scale, bias, whole ? 0 : x, k, whole ? a->q : 0, whole ? a->q_scale : 0, y, n,
+                 0, 0, a->after, a->after_item};
     product(&p);
+}
+
+INL void then(Pass *a, const void *w, long k, long rows, int how) {
+    a->after = w;
+    a->after_item = panel_size((int)a->m->weights, rows, k, how) * k * size_of((int)a->m->weights);
 }
 
 static void embed_row(const Model *m, int64_t id, float *out) {
@@ -905,6 +938,7 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
     for (long l = 0; l < m->num_layers; l++) {
         const Layer *w = a.layer = &m->layers[l];
         prepare(&a, a.residual, w->attn_norm, c, t);
+        then(&a, w->o, qs, t, ADD);
         apply(&a, a.x, w->qkv, w->qkv_scale, w->qkv_bias, a.qkv, width, c, t, STORE);
         mark(&at, QKV);
         /* All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step. */
@@ -914,14 +948,18 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
         mark(&at, ATTENTION);
         memset(a.y + kept * qs, 0, (size_t)(t - kept) * qs * 4);
         prepare(&a, a.y, 0, qs, t);
+        then(&a, w->gate_up, c, t, SILU);
         apply(&a, a.y, w->o, w->o_scale, w->o_bias, a.residual, c, qs, t, ADD);
         mark(&at, OUT);
         for (long m0 = 0; m0 < t; m0 += SLAB) {
             long rows = t - m0 < SLAB ? t - m0 : SLAB;
             prepare(&a, a.residual + m0 * c, w->mlp_norm, c, rows);
+            then(&a, w->down, m->inter, rows, ADD);
             apply(&a, a.x, w->gate_up, w->gate_up_scale, w->gate_up_bias, a.hidden, m->inter, c, rows, SILU);
             mark(&at, GATE_UP);
             prepare(&a, a.hidden, 0, m->inter, rows);
+            if (l + 1 < m->num_layers) then(&a, m->layers[l + 1].qkv, c, t, STORE);
+            else then(&a, s->sampled ? m->head : 0, c, s->sampled, STORE);
             apply(&a, a.hidden, w->down, w->down_scale, w->down_bias, a.residual + m0 * c, c, m->inter, rows, ADD);
             mark(&at, DOWN);
         }
@@ -929,6 +967,7 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
     if (s->sampled) {
         for (long i = 0; i < s->sampled; i++) memcpy(a.y + i * c, a.residual + s->rows[i] * c, c * 4);
         prepare(&a, a.y, m->norm, c, s->sampled);
+        then(&a, 0, c, s->sampled, STORE);
         apply(&a, a.x, m->head, m->head_scale, 0, s->logits, m->vocab, c, s->sampled, STORE);
         mark(&at, HEAD);
     }

@@ -7,6 +7,7 @@ a token just before a product. A row's result does not depend on the other rows,
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import replace
@@ -79,6 +80,8 @@ class CompiledPass:
         """Whether passes take the time at the end of each of their parts (some 40 ns each)."""
         self.marks: list[tuple[int, float]] = []
         """Of the last such pass: (part, seconds since its beginning at the part's end)."""
+        self.began_s = 0.0
+        """When it began, by `time.perf_counter`."""
 
     @property
     def fits(self) -> bool:
@@ -108,6 +111,7 @@ class CompiledPass:
             raise MemoryError("no memory for the kernels' own buffers")
         if marks is not None:
             made = [(part, at) for part, at in marks.tolist() if at]
+            self.began_s = time.perf_counter() - (time.monotonic_ns() - made[0][1]) * 1e-9
             self.marks = [(part, (at - made[0][1]) * 1e-9) for part, at in made[1:]]
         return logits
 

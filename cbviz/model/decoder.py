@@ -305,6 +305,11 @@ class Decoder:
         """The promise of `OpSet.batch_invariant` for whatever this decoder computes with."""
         return self.ops.batch_invariant if self._whole is None else bool(getattr(self._whole, "batch_invariant", False))
 
+    @property
+    def whole(self) -> Any:
+        """The pass in one call where there is one, else None."""
+        return self._whole
+
     def _pack(self) -> Weights:
         c, ops = self.config, self.ops
 

@@ -16,7 +16,7 @@ import torch
 
 from cbviz.config import ConfigError, EngineConfig, ModelSpec
 from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput
-from cbviz.model import ops, threads
+from cbviz.model import ops, profile, threads
 from cbviz.model.decoder import Decoder
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
 from cbviz.model.graphs import Backend, device_pass, exact_float32
@@ -59,6 +59,8 @@ class TorchRunner:
         """How passes run on a device that works beside the host; None on the CPU."""
         self._spec = self.model.spec(config.precision)
         self._writing: set[int] = set()
+        self.profile_next = False
+        """The next pass is watched: what runs inside it stands in its output."""
         self._chosen: list[torch.Tensor] = []
         """The experts of the last pass, as the decoder noted them."""
 
@@ -91,6 +93,10 @@ class TorchRunner:
 
         Raises RunnerError for a plan that cannot be: nothing is computed then.
         """
+        if self.profile_next:
+            self.profile_next = False
+            out, out.profile = profile.watch(lambda: self.execute(plan), self.decoder.whole, self.device)
+            return out
         t0 = time.perf_counter()
         there = self.device_pass
         if there is not None:
