@@ -203,7 +203,7 @@ class Session:
         return self.engine.digest()
 
     def on_change(self, f: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `f(what)` after each change; `what` is step, seek, reset, config, request, branch, breakpoints or watches. Returns a function that stops it."""
+        """Calls `f(what)` after each change; `what` is step, seek, reset, config, request, branch, breakpoints, watches or peaks. Returns a function that stops it."""
         self._listeners.append(f)
         return lambda: self._listeners.remove(f) if f in self._listeners else None
 
@@ -737,8 +737,30 @@ class Session:
     def _pick_device(self) -> DeviceSpec:
         """Whose peaks the steps are held against: this machine's measured ones under a measured clock, else the modelled device's."""
         if self.config.clock == "measured":
-            return calibrate.load() or calibrate.measure()
+            return self._peaks(fresh=False, again=False)
         return devices.get(self.config.modelled_device)
+
+    def _peaks(self, progress: Callable[[float, str], None] | None = None, *, fresh: bool, again: bool) -> DeviceSpec:
+        """Measured peaks of what the model runs on, kept ones unless `again`: the accelerator's where the runner has one, else this machine's processor's."""
+        name = getattr(self.runner, "peaks_name", None)
+        if name is None:
+            return (None if again else calibrate.load()) or calibrate.measure(progress, fresh=fresh)
+        assert not isinstance(self.runner, str)
+        return (None if again else calibrate.load(name, 0)) or calibrate.keep(self.runner.measure_peaks(progress), name, 0, fresh=fresh)  # type: ignore[attr-defined]
+
+    def calibrate(self, progress: Callable[[float, str], None] | None = None, *, fresh: bool = False) -> DeviceSpec:
+        """Measures the peaks again that utilisation is told against, and holds this run against them from here on (best so far; `fresh`: this measurement alone).
+
+        Raises ConfigError under a modelled clock, whose device stands in a table.
+        """
+        if self.config.clock != "measured":
+            raise ConfigError(f"time is modelled here, for {self._device.name}: its peaks come from a table, there is nothing to measure")
+        self._device = d = self._peaks(progress, fresh=fresh, again=True)
+        self.engine.cost = costs.make(self.config.cost, self.runner.spec, d)
+        h = self.trace.header
+        h.peak_bytes_s, h.peak_flops_s, h.peaks_measured, h.device = d.bandwidth_bytes_s, d.flops_s, d.measured, d.name
+        self._changed("peaks")
+        return d
 
     def _price_anew(self, changes: dict[str, Any], step: int) -> None:
         if self.engine.config.clock == "measured":

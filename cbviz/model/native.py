@@ -48,7 +48,8 @@ def library() -> Native:
     try:
         path = _built(compiler)
         lib = ctypes.CDLL(str(path))
-        lib.cbviz_memory.restype = lib.cbviz_fits.restype = lib.cbviz_forward.restype = lib.cbviz_choose.restype = lib.cbviz_quiet.restype = lib.cbviz_marks.restype = ctypes.c_int64
+        for name in ("memory", "fits", "forward", "choose", "quiet", "marks"):
+            getattr(lib, f"cbviz_{name}").restype = ctypes.c_int64
         lib.cbviz_features.restype = ctypes.c_char_p
     except (OSError, AttributeError, subprocess.SubprocessError) as e:
         said = getattr(e, "stderr", None)

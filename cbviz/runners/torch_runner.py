@@ -14,9 +14,9 @@ import cbviz.model  # noqa: F401  before torch: it settles how torch's threads w
 import numpy as np
 import torch
 
-from cbviz.config import ConfigError, EngineConfig, ModelSpec
-from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput
-from cbviz.model import ops, profile, threads
+from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec
+from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput, StepProfile
+from cbviz.model import device_peaks, ops, profile, threads
 from cbviz.model.decoder import Decoder
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
 from cbviz.model.graphs import Backend, device_pass, exact_float32
@@ -88,6 +88,15 @@ class TorchRunner:
     def eos_token_ids(self) -> tuple[int, ...]:
         return self.model.eos_token_ids
 
+    @property
+    def peaks_name(self) -> str | None:
+        """The accelerator that the model runs on, None on a CPU: whose peaks `measure_peaks` finds."""
+        return None if self.device.type == "cpu" else device_peaks.name_of(self.device)
+
+    def measure_peaks(self, progress: Callable[[float, str], None] | None = None) -> DeviceSpec:
+        """Measures the accelerator's bandwidth and arithmetic in the type that the weights are held in."""
+        return device_peaks.measure(self.device, torch.float32 if self.config.precision == "exact" else torch.float16, progress)
+
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         """One forward pass over all chunks. `measured_s` is the wall time of this call; `counted` follows from the shapes.
 
@@ -95,8 +104,9 @@ class TorchRunner:
         """
         if self.profile_next:
             self.profile_next = False
-            out, out.profile = profile.watch(lambda: self.execute(plan), self.decoder.whole, self.device)
-            return out
+            watched: tuple[RunnerOutput, StepProfile] = profile.watch(lambda: self.execute(plan), self.decoder.whole, self.device)
+            watched[0].profile = watched[1]
+            return watched[0]
         t0 = time.perf_counter()
         there = self.device_pass
         if there is not None:

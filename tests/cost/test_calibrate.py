@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cbviz.config import DeviceSpec
 from cbviz.cost import calibrate
 
 
@@ -63,3 +64,51 @@ def test_a_slower_pass_does_not_replace_a_quicker_one(tmp_path: Path, monkeypatc
     second = calibrate.measure()
     assert second.bandwidth_bytes_s == 1e15
     assert second.flops_s >= first.flops_s
+
+
+def test_a_fresh_measurement_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrate, "_LEAST_S", 0.0)
+    calibrate.measure()
+    kept = json.loads((tmp_path / calibrate.FILE).read_text())
+    kept["device"]["flops_s"] = 1e18
+    (tmp_path / calibrate.FILE).write_text(json.dumps(kept))
+    again = calibrate.measure()
+    assert again.flops_s == 1e18
+    assert "the best so far, now " in again.source
+    fresh = calibrate.measure(fresh=True)
+    assert fresh.flops_s < 1e18
+    assert "best so far" not in fresh.source
+
+
+def test_an_accelerator_is_kept_beside_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path))
+    card = DeviceSpec("Card X 100", 1e11, 3e12, 9e14, measured=True, source="how")
+    assert calibrate.load("Card X 100", 0) is None
+    calibrate.keep(card, "Card X 100")
+    assert calibrate.load() is None
+    slower = calibrate.keep(DeviceSpec("Card X 100", 1e11, 2e12, 9.5e14, measured=True, source="how"), "Card X 100")
+    assert (slower.bandwidth_bytes_s, slower.flops_s) == (3e12, 9.5e14)
+    assert slower.source.endswith("now 2,000.0 GB/s, 950,000 GFLOP/s")
+    assert calibrate.load("Card X 100", 0) == slower
+    assert calibrate.file_of("Card X 100").name == "calibration-card-x-100.json"
+
+
+def test_the_array_is_far_larger_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "_last_level_cache_bytes", lambda: 32 << 20)
+    assert calibrate.array_bytes() == 512 << 20
+    monkeypatch.setattr(calibrate, "_last_level_cache_bytes", lambda: 0)
+    assert calibrate.array_bytes() == 256 << 20
+
+
+def test_an_accelerators_peaks_by_torch_are_possible() -> None:
+    import torch
+
+    from cbviz.model import device_peaks
+
+    told: list[float] = []
+    d = device_peaks.measure(torch.device("cpu"), torch.float32, lambda share, text: told.append(share), num_bytes=1 << 22, side=64)
+    assert 1e6 < d.bandwidth_bytes_s < 1e13
+    assert 1e6 < d.flops_s < 1e15
+    assert d.measured
+    assert told[-1] == 1.0
