@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import textwrap
 
+from cbviz.messages import StepProfile
+from cbviz.trace import utilisation
 from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS
 from cbviz.trace.experts import imbalance, layers_of
 from cbviz.trace.explain import count, explain_record
@@ -71,6 +73,10 @@ def show(trace: Trace, step: int | None = None, width: int = 120, max_rows: int 
         record = trace.record(at)
         parts.append(_section(f"WHY, step {at}", [line for s in explain_record(trace, record, state) for line in textwrap.wrap(printable(s), width - 2, subsequent_indent="  ")]))
         parts.append(_section("BATCH", _batch(trace, state, width)))
+        if trace.has("cost") and trace.has("time") and record.chunks:
+            parts.append(_section("UTILISATION", [line for text in utilisation.sentences(trace, at) for line in textwrap.wrap(printable(text), width - 2, subsequent_indent="  ")]))
+        if record.profile is not None:
+            parts.append(_section(f"INSIDE THE STEP (measured: {record.profile.source})", _inside(record.profile, width)))
     parts.append(_section("QUEUE", _queue(state, width)))
     if trace.has("blocks") and state.num_blocks:
         parts.append(_section("BLOCKS  " + "  ".join(f"{sign} {kind}" for kind, sign in BLOCK_SIGNS.items()) + "  0-9A-z owner", _blocks(state, width)))
@@ -164,6 +170,22 @@ def _batch(trace: Trace, state: State, width: int) -> list[str]:
         shares.append(f"padding {record.num_padding_tokens}")
     head = f"{total:,}" + (f" of {budget:,}" if budget else "") + " tokens" + (" (f prefill, r recomputed, d decode, p padded):" if shares else "")
     return [head, *_flow(shares, width - 2)]
+
+
+MOST_NAMES = 12
+"""Operators or kernels of a watched step that are listed."""
+
+
+def _inside(p: StepProfile, width: int) -> list[str]:
+    """What ran in the step, the longest first, each with its share of all that ran."""
+    ran = utilisation.totals(p)
+    whole = sum(r.total_s for r in ran) or 1.0
+    room = width - 42
+    lines = [f"{_cut(r.name, room):<{room}} {r.count:>5} x {seconds(r.total_s):>9} {r.total_s / whole:>6.1%}  {'#' * round(10 * r.total_s / whole)}".rstrip() for r in ran[:MOST_NAMES]]
+    if len(ran) > MOST_NAMES:
+        rest = ran[MOST_NAMES:]
+        lines.append(f"({count(len(rest), 'other name')}: {seconds(sum(r.total_s for r in rest))})")
+    return [*lines, f"in all {seconds(whole)} of the {seconds(p.total_s)} that the pass took while it was watched"]
 
 
 def _flow(items: list[str], width: int) -> list[str]:

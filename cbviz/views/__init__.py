@@ -6,7 +6,21 @@ No view knows plotly, a widget or the engine; a view whose table the trace lacks
 
 from cbviz.views.blocks import block_map, block_map_rows, block_table, block_table_rows, slots, slots_rows
 from cbviz.views.experts import experts, experts_rows
-from cbviz.views.load import batch, batch_rows, latency, latency_rows, queues, queues_rows, roofline, utilisation, work_rows
+from cbviz.views.load import (
+    batch,
+    batch_rows,
+    busy_rows,
+    inside,
+    inside_rows,
+    latency,
+    latency_rows,
+    phase_rows,
+    queues,
+    queues_rows,
+    roofline,
+    utilisation,
+    work_rows,
+)
 from cbviz.views.theme import table as theme_table
 from cbviz.views.timeline import compare, timeline, timeline_rows
 from cbviz.views.tokens import tokens, tokens_rows
@@ -17,6 +31,7 @@ VIEWS = {
     "batch": batch,
     "utilisation": utilisation,
     "roofline": roofline,
+    "inside": inside,
     "queues": queues,
     "latency": latency,
     "tokens": tokens,
@@ -33,11 +48,15 @@ __all__ = [
     "block_map_rows",
     "block_table",
     "block_table_rows",
+    "busy_rows",
     "compare",
     "experts",
     "experts_rows",
+    "inside",
+    "inside_rows",
     "latency",
     "latency_rows",
+    "phase_rows",
     "queues",
     "queues_rows",
     "roofline",

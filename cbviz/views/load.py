@@ -13,6 +13,7 @@ from cbviz import events as ev
 from cbviz.messages import StepRecord
 from cbviz.trace.metrics import clock, latencies, num_seats, token_budget, work
 from cbviz.trace.trace import Cursor, Trace
+from cbviz.trace.utilisation import PHASES, phases, profiled_steps
 from cbviz.views.figure import Figure, cursor_line, done_steps, lacking, layout, place, plain
 from cbviz.views.theme import theme
 
@@ -157,7 +158,10 @@ def _peaks(trace: Trace) -> str:
 
 
 def utilisation(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = False) -> Figure:
-    """Achieved bytes/s (above) and FLOP/s (below) of each step against the device's peaks. Traces: bytes/s, its peak, FLOP/s, its peak."""
+    """Achieved bytes/s (above) and FLOP/s (below) of each step against the device's peaks; on an accelerator also the share of each step in which kernels ran.
+
+    Traces: bytes/s, its peak, FLOP/s, its peak, kernels busy.
+    """
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "cost", "time")
     rows = work_rows(trace, at if not note else 0)
@@ -208,48 +212,127 @@ def utilisation(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool 
         yaxis={"domain": [0.54, 1.0], "title": {"text": "bytes/s"}, "rangemode": "tozero", "tickformat": ".2s"},
     )
     frame["yaxis2"] = {**frame["yaxis"], "domain": [0.0, 0.46], "title": {"text": "FLOP/s"}}
+    busy = busy_rows(trace, at if not note else 0)
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "kernels busy",
+            "x": busy[0].tolist(),
+            "y": busy[1].tolist(),
+            "yaxis": "y3",
+            "showlegend": bool(len(busy[0])),
+            "line": {"color": t.accent, "width": 1.5, "shape": "hvh"},
+            "marker": {"size": 3, "symbol": "diamond"},
+            "hovertemplate": "step %{x}: kernels ran %{y:.0%} of the time<extra></extra>",
+        }
+    )
+    if len(busy[0]):
+        frame["yaxis"]["domain"], frame["yaxis2"]["domain"] = [0.7, 1.0], [0.35, 0.65]
+        frame["yaxis3"] = {**frame["yaxis"], "domain": [0.0, 0.3], "title": {"text": "kernels busy"}, "range": [0, 1.02], "tickformat": ".0%"}
+        frame["xaxis"]["anchor"] = "y3"
     return {"data": data, "layout": frame}
 
 
+def busy_rows(trace: Trace, cursor: Cursor | int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, share of the step in which an accelerator's kernels ran); empty where none was measured."""
+    rows = [(r.step, r.device["busy_s"] / (r.device["busy_s"] + r.device.get("gap_s", 0.0))) for r in trace.records[: done_steps(place(trace, cursor))]
+            if r.device and r.device.get("busy_s", 0) > 0]
+    table = np.array(rows, dtype=float).reshape(-1, 2).T
+    return table[0].astype(np.int64), table[1]
+
+
+class PhaseRows(NamedTuple):
+    """Points under the roof, up to two a step; arrays [points]. `kind`: place in PHASES; `alone`: the step did nothing else."""
+
+    step: np.ndarray
+    kind: np.ndarray
+    flops: np.ndarray
+    moved: np.ndarray
+    seconds: np.ndarray
+    alone: np.ndarray
+    requests: list[list[str]]
+    """Who was computed in it."""
+
+    @property
+    def intensity(self) -> np.ndarray:
+        return self.flops / self.moved
+
+    @property
+    def flops_s(self) -> np.ndarray:
+        return self.flops / self.seconds
+
+
+def phase_rows(trace: Trace, cursor: Cursor | int | None = None) -> PhaseRows:
+    """Decode and prefill of each step up to the cursor whose work and time are known (`trace.utilisation.phases`)."""
+    rows, who = [], []
+    for r in trace.records[: done_steps(place(trace, cursor))]:
+        for p in phases(r):
+            if p.flops > 0:
+                rows.append((r.step, PHASES.index(p.kind), p.flops, p.moved, p.took, p.alone))
+                who.append([c.request_id for c in r.chunks if p.kind == "mixed" or (c.kind == p.kind) or p.alone])
+    table = np.array(rows, dtype=float).reshape(-1, 6).T
+    return PhaseRows(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4], table[5].astype(bool), who)
+
+
+def _some(ids: list[str], most: int = 6) -> str:
+    return ", ".join(plain(i) for i in ids[:most]) + (f" and {len(ids) - most} more" if len(ids) > most else "")
+
+
 def roofline(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = False) -> Figure:
-    """Each step as a point: operations a byte against FLOP/s, under the device's roof (Williams et al. 2009). Traces: roof, decode, prefill, mixed steps, the last step."""
+    """Decode and prefill of each step as points: operations a byte against FLOP/s, under the device's roof (Williams et al. 2009).
+
+    Left of the bend reading memory is the limit, right of it arithmetic. Traces: roof, decode, prefill, steps of both, the step at the cursor.
+    """
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "cost", "time")
-    rows = work_rows(trace, at if not note else 0)
-    use = rows.flops > 0
-    x, y = rows.intensity[use], rows.flops_s[use]
+    rows = phase_rows(trace, at if not note else 0)
+    if not note and done_steps(at) and not len(rows.step):
+        note = "the work of these steps is not known: this cost model prices time alone"
+    h = trace.header
+    x, y = rows.intensity, rows.flops_s
     roof_x: list[float] = []
     roof_y: list[float] = []
-    h = trace.header
-    if h.peak_bytes_s > 0 and h.peak_flops_s > 0 and not note:
+    signs: list[dict[str, Any]] = []
+    known = h.peak_bytes_s > 0 and h.peak_flops_s > 0 and not note
+    if known:
         ridge = h.peak_flops_s / h.peak_bytes_s
-        low, high = min([ridge / 100, *x.tolist()]), max([ridge * 10, *x.tolist()])
+        low, high = min([ridge / 100, *(x / 2).tolist()]), max([ridge * 10, *(x * 2).tolist()])
         roof_x = [low, ridge, high]
         roof_y = [low * h.peak_bytes_s, h.peak_flops_s, h.peak_flops_s]
+        sign = {"showarrow": False, "font": {"size": 11, "color": t.mute}, "yanchor": "bottom", "y": np.log10(h.peak_flops_s).item(), "yshift": 2}
+        signs = [
+            {**sign, "text": "reading memory is the limit", "x": np.log10(low).item(), "xanchor": "left"},
+            {**sign, "text": "arithmetic is the limit", "x": np.log10(high).item(), "xanchor": "right"},
+        ]
+    top = np.minimum(h.peak_flops_s, x * h.peak_bytes_s) if known else np.full(len(x), np.nan)
     data: list[dict[str, Any]] = [
-        {"type": "scatter", "mode": "lines", "name": _peaks(trace) or "peaks unknown", "x": roof_x, "y": roof_y, "line": {"color": t.mute, "width": 2}, "hoverinfo": "skip"}
+        {"type": "scatter", "mode": "lines", "name": f"roof: {_peaks(trace)}" if known else "peaks unknown", "x": roof_x, "y": roof_y, "line": {"color": t.mute, "width": 2}, "hoverinfo": "skip"}
     ]
-    for kind, look, symbol in (("decode", t.state("decode"), "circle"), ("prefill", t.state("prefill"), "diamond"), ("mixed", t.state("transferring"), "square")):
-        pick = rows.kind[use] == STEP_KINDS.index(kind)
+    for k, (kind, look, symbol) in enumerate((("decode", t.state("decode"), "circle"), ("prefill", t.state("prefill"), "diamond"), ("mixed", t.state("transferring"), "square"))):
+        pick = np.flatnonzero(rows.kind == k)
         data.append(
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": f"{kind} steps",
+                "name": kind if k < 2 else "steps of both",
                 "x": x[pick].tolist(),
                 "y": y[pick].tolist(),
-                "customdata": rows.step[use][pick].tolist(),
-                "showlegend": bool(pick.any()),
+                "customdata": [
+                    [int(rows.step[i]), f"{y[i] / top[i]:.0%} of the roof" if known else "roof unknown", _some(rows.requests[i]), "" if rows.alone[i] else ", beside the other kind"]
+                    for i in pick.tolist()
+                ],
+                "showlegend": bool(len(pick)),
                 "marker": {"color": look.color, "symbol": symbol, "size": 7, "opacity": 0.7},
-                "hovertemplate": "step %{customdata}: %{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<extra></extra>",
+                "hovertemplate": "step %{customdata[0]}, " + kind + "%{customdata[3]}: %{x:.3g} operations a byte, %{y:.3s}FLOP/s, %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
             }
         )
-    last = np.flatnonzero(rows.step[use] == done_steps(at))
+    last = np.flatnonzero(rows.step == done_steps(at))
     data.append(
         {
             "type": "scatter",
             "mode": "markers",
-            "name": "this step",
+            "name": f"step {done_steps(at)}",
             "x": x[last].tolist(),
             "y": y[last].tolist(),
             "showlegend": bool(len(last)),
@@ -257,10 +340,64 @@ def roofline(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = F
             "hoverinfo": "skip",
         }
     )
-    return {
-        "data": data,
-        "layout": layout(t, f"Roofline: {_basis(trace, rows)}", x="FLOP a byte", y="FLOP/s", note=note, xaxis={"type": "log"}, yaxis={"type": "log", "tickformat": ".1s"}),
-    }
+    all_rows = work_rows(trace, at if not note else 0)
+    frame = layout(t, f"Roofline: {_basis(trace, all_rows)}", x="operations a byte moved", y="FLOP/s", note=note, xaxis={"type": "log"}, yaxis={"type": "log", "tickformat": ".1s"})
+    frame["annotations"] = [*frame.get("annotations", []), *signs]
+    return {"data": data, "layout": frame}
+
+
+class InsideRows(NamedTuple):
+    """Spans of one watched step, in the order of their start; arrays [spans]. `name` and `lane`: places in `names` and `lanes`."""
+
+    step: int
+    start_s: np.ndarray
+    duration_s: np.ndarray
+    name: np.ndarray
+    lane: np.ndarray
+    names: list[str]
+    lanes: list[str]
+    source: str
+
+
+def inside_rows(trace: Trace, cursor: Cursor | int | None = None) -> InsideRows | None:
+    """What ran inside the step at the cursor, None if it was not watched."""
+    step = done_steps(place(trace, cursor))
+    p = trace.record(step).profile if step else None
+    if p is None:
+        return None
+    return InsideRows(step, np.array(p.start_s), np.array(p.duration_s), np.array(p.name, dtype=np.int64), np.array(p.lane, dtype=np.int64), p.names, p.lanes, p.source)
+
+
+def inside(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = False) -> Figure:
+    """The operators or kernels of one watched step as lanes over its time (measured). One trace; a colour a name, the name in the hover and, where it fits, in the bar."""
+    t, at = theme(dark), place(trace, cursor)
+    rows = inside_rows(trace, at)
+    note = ""
+    if rows is None:
+        others = [n for n in profiled_steps(trace) if n != at.step]
+        where = f"; watched: step {', '.join(map(str, others[:8]))}" if others else ""
+        note = f"this step was not watched from inside{where}: s.profile_step() watches the next one, cbviz run --profile-step N step N"
+    colours = [t.owner(i) for i in range(len(rows.names))] if rows else []
+    lanes = rows.lanes if rows else []
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "ran",
+            "base": (rows.start_s * 1e3).tolist() if rows else [],
+            "x": (rows.duration_s * 1e3).tolist() if rows else [],
+            "y": rows.lane.tolist() if rows else [],
+            "customdata": [plain(rows.names[i]) for i in rows.name.tolist()] if rows else [],
+            "marker": {"color": [colours[i] for i in rows.name.tolist()] if rows else [], "line": {"width": 0}},
+            "width": 0.8,
+            "showlegend": False,
+            "hovertemplate": "%{customdata}: %{x:.3f} ms, from %{base:.3f} ms<extra></extra>",
+        }
+    ]
+    title = f"Inside step {at.step} (measured): {rows.source}" if rows else f"Inside step {at.step}"
+    frame = layout(t, title, x="milliseconds from the start of the pass", note=note, barmode="overlay", bargap=0,
+                   yaxis={"tickmode": "array", "tickvals": list(range(len(lanes))), "ticktext": [plain(x) for x in lanes], "range": [max(len(lanes), 1) - 0.5, -0.5], "showgrid": False})
+    return {"data": data, "layout": frame}
 
 
 def queues_rows(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, np.ndarray]:

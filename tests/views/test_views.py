@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from cbviz import views
+from cbviz.messages import StepProfile
 from cbviz.trace import Cursor, Trace
 from cbviz.trace.accounting import SLOT_PARTS
 from cbviz.trace.schema import TraceHeader
 from cbviz.trace.state import CODE, STATES
+from cbviz.trace.utilisation import PHASES, phases
 from cbviz.views.blocks import KINDS, changed_blocks
 from cbviz.views.figure import plain
 from cbviz.views.load import PARTS, STEP_KINDS
@@ -26,8 +28,9 @@ ALL: dict[str, tuple[Callable[..., Any], int]] = {
     "block_map": (views.block_map, 7),
     "block_table": (lambda t, c=None, **o: views.block_table(t, "r2", c, **o), 1),
     "batch": (views.batch, 5),
-    "utilisation": (views.utilisation, 4),
+    "utilisation": (views.utilisation, 5),
     "roofline": (views.roofline, 5),
+    "inside": (views.inside, 1),
     "queues": (views.queues, 4),
     "latency": (views.latency, 3),
     "tokens": (views.tokens, 1),
@@ -136,6 +139,89 @@ def test_counted_work_and_measured_time_come_first() -> None:
     assert (rows.source, rows.clock) == ("counted", "measured")
     assert rows.bytes_s.tolist() == pytest.approx([1e9] * 7)
     assert "counted work, measured time" in views.utilisation(trace)["layout"]["title"]["text"]
+
+
+def test_phase_rows_split_a_step_of_both_and_add_up() -> None:
+    trace = run(discipline="chunked", max_num_batched_tokens=24)
+    rows = views.phase_rows(trace)
+    both = [r for r in trace if {c.kind for c in r.chunks} == {"decode", "prefill"}]
+    assert len(both) > 3
+    for r in trace:
+        mine = np.flatnonzero(rows.step == r.step)
+        assert r.cost is not None
+        assert len(mine) == len({c.kind for c in r.chunks})
+        assert rows.flops[mine].sum() == pytest.approx(r.cost.flops)
+        # Both read the weights; KV belongs to one.
+        assert rows.moved[mine].sum() == pytest.approx(r.cost.kv_bytes + len(mine) * r.cost.weight_bytes)
+        assert {i for n in mine for i in rows.requests[n]} == {c.request_id for c in r.chunks}
+    r = both[-1]
+    by_kind = {PHASES[rows.kind[n]]: n for n in np.flatnonzero(rows.step == r.step)}
+    decodes = [c.request_id for c in r.chunks if c.kind == "decode"]
+    assert rows.requests[by_kind["decode"]] == decodes
+    assert not rows.alone[by_kind["decode"]]
+    assert rows.intensity[by_kind["prefill"]] > rows.intensity[by_kind["decode"]]
+
+
+def test_a_recording_without_the_split_shows_steps_of_both_as_such() -> None:
+    rows = views.phase_rows(golden())
+    assert [PHASES[k] for k in rows.kind] == ["prefill", "mixed", "mixed", "decode", "decode", "prefill", "prefill"]
+
+
+def test_a_pass_that_was_counted_is_split_in_proportion() -> None:
+    trace = run(discipline="chunked", max_num_batched_tokens=24)
+    r = next(r for r in trace if {c.kind for c in r.chunks} == {"decode", "prefill"})
+    assert r.cost is not None
+    r.counted = {"flops": 2 * r.cost.flops, "weight_bytes": r.cost.weight_bytes, "kv_bytes": 3 * r.cost.kv_bytes}
+    decode, prefill = phases(r)
+    assert (decode.kind, prefill.kind) == ("decode", "prefill")
+    assert decode.flops == pytest.approx(2 * r.cost.decode_flops)
+    assert decode.moved == pytest.approx(r.cost.weight_bytes + 3 * r.cost.decode_kv_bytes)
+    assert decode.flops + prefill.flops == pytest.approx(2 * r.cost.flops)
+
+
+def test_the_roof_bends_where_the_peaks_meet_and_the_current_step_is_marked() -> None:
+    trace = run(discipline="chunked")
+    h = trace.header
+    figure = views.roofline(trace, 3)
+    roof, decode, prefill, mixed, now = figure["data"]
+    assert roof["x"][1] == pytest.approx(h.peak_flops_s / h.peak_bytes_s)
+    assert roof["y"][1:] == [h.peak_flops_s] * 2
+    for x, y in zip([*decode["x"], *prefill["x"]], [*decode["y"], *prefill["y"]]):
+        assert y <= min(h.peak_flops_s, x * h.peak_bytes_s) * (1 + 1e-9)  # nothing is above the roof of the device that it was priced for
+    rows = views.phase_rows(trace, 3)
+    assert now["x"] == rows.intensity[rows.step == 3].tolist()
+    assert now["name"] == "step 3"
+    assert mixed["x"] == []
+    said = [a["text"] for a in figure["layout"]["annotations"]]
+    assert said == ["reading memory is the limit", "arithmetic is the limit"]
+    assert decode["customdata"][0][2] == ", ".join(c.request_id for c in trace.record(decode["customdata"][0][0]).chunks if c.kind == "decode")
+
+
+def test_kernels_busy_is_drawn_where_it_was_measured() -> None:
+    trace = golden()
+    trace.records[2].device = {"busy_s": 0.003, "gap_s": 0.001}
+    steps, share = views.busy_rows(trace)
+    assert steps.tolist() == [3] and share.tolist() == [0.75]
+    figure = views.utilisation(trace)
+    assert figure["data"][4]["y"] == [0.75] and "yaxis3" in figure["layout"]
+    assert "yaxis3" not in views.utilisation(golden())["layout"]
+
+
+PROFILE = StepProfile("a clock", ["product", "<b>attention</b>"], [0, 1, 0], [0.0, 0.002, 0.003], [0.002, 0.001, 0.004], [0, 0, 1], ["host", "stream 7"], 0.0075)
+
+
+def test_inside_rows_and_lanes() -> None:
+    trace = golden()
+    assert views.inside_rows(trace, 3) is None
+    trace.records[2].profile = PROFILE
+    rows = views.inside_rows(trace, 3)
+    assert rows is not None and rows.lane.tolist() == [0, 0, 1]
+    figure = views.inside(trace, 3)
+    assert figure["data"][0]["x"] == pytest.approx([2.0, 1.0, 4.0]) and figure["data"][0]["base"] == pytest.approx([0.0, 2.0, 3.0])
+    assert figure["data"][0]["customdata"] == ["product", "&lt;b&gt;attention&lt;/b&gt;", "product"]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["host", "stream 7"]
+    assert figure["layout"]["title"]["text"] == "Inside step 3 (measured): a clock"
+    assert "watched: step 3" in views.inside(trace, 4)["layout"]["annotations"][0]["text"]
 
 
 def test_queue_and_slot_and_latency_and_token_rows() -> None:
