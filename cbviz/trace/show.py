@@ -181,7 +181,10 @@ def _inside(p: StepProfile, width: int) -> list[str]:
     ran = utilisation.totals(p)
     whole = sum(r.total_s for r in ran) or 1.0
     room = width - 42
-    lines = [f"{_cut(r.name, room):<{room}} {r.count:>5} x {seconds(r.total_s):>9} {r.total_s / whole:>6.1%}  {'#' * round(10 * r.total_s / whole)}".rstrip() for r in ran[:MOST_NAMES]]
+    lines = [
+        f"{_cut(r.name, room):<{room}} {r.times:>5} x {seconds(r.total_s):>9} {r.total_s / whole:>6.1%}  {'#' * round(10 * r.total_s / whole)}".rstrip()
+        for r in ran[:MOST_NAMES]
+    ]
     if len(ran) > MOST_NAMES:
         rest = ran[MOST_NAMES:]
         lines.append(f"({count(len(rest), 'other name')}: {seconds(sum(r.total_s for r in rest))})")

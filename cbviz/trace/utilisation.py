@@ -119,9 +119,14 @@ def device_sentences(record: StepRecord) -> list[str]:
         gap = d.get("gap_s", 0.0)
         share = d["busy_s"] / (d["busy_s"] + gap) if d["busy_s"] + gap else 0.0
         out.append(f"kernels ran {seconds(d['busy_s'])} = {share:.0%} of the step (measured, CUDA events); {seconds(gap)} it waited for the host")
-    sampled = [text for key, text in (
-        ("gpu_share", f"a kernel ran in {d.get('gpu_share', 0):.0%} of the driver's last period"), ("memory_share", f"memory was read or written in {d.get('memory_share', 0):.0%}"),
-        ("power_w", f"{d.get('power_w', 0):.0f} W"), ("clock_hz", f"{d.get('clock_hz', 0) / 1e9:.2f} GHz"), ("memory_bytes", f"{d.get('memory_bytes', 0) / 2**30:.1f} GiB in use")) if key in d]
+    forms = {
+        "gpu_share": lambda v: f"a kernel ran in {v:.0%} of the driver's last period",
+        "memory_share": lambda v: f"memory was read or written in {v:.0%}",
+        "power_w": lambda v: f"{v:.0f} W",
+        "clock_hz": lambda v: f"{v / 1e9:.2f} GHz",
+        "memory_bytes": lambda v: f"{v / 2**30:.1f} GiB in use",
+    }
+    sampled = [form(d[key]) for key, form in forms.items() if key in d]
     if sampled:
         out.append("NVML: " + ", ".join(sampled))
     return out
@@ -131,7 +136,7 @@ class Ran(NamedTuple):
     """Everything of one name in a profile: how often, and seconds in all."""
 
     name: str
-    count: int
+    times: int
     total_s: float
 
 

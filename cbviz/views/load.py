@@ -307,7 +307,8 @@ def roofline(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = F
         ]
     top = np.minimum(h.peak_flops_s, x * h.peak_bytes_s) if known else np.full(len(x), np.nan)
     data: list[dict[str, Any]] = [
-        {"type": "scatter", "mode": "lines", "name": f"roof: {_peaks(trace)}" if known else "peaks unknown", "x": roof_x, "y": roof_y, "line": {"color": t.mute, "width": 2}, "hoverinfo": "skip"}
+        {"type": "scatter", "mode": "lines", "name": f"roof: {_peaks(trace)}" if known else "peaks unknown",
+         "x": roof_x, "y": roof_y, "line": {"color": t.mute, "width": 2}, "hoverinfo": "skip"}
     ]
     for k, (kind, look, symbol) in enumerate((("decode", t.state("decode"), "circle"), ("prefill", t.state("prefill"), "diamond"), ("mixed", t.state("transferring"), "square"))):
         pick = np.flatnonzero(rows.kind == k)
@@ -319,12 +320,14 @@ def roofline(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = F
                 "x": x[pick].tolist(),
                 "y": y[pick].tolist(),
                 "customdata": [
-                    [int(rows.step[i]), f"{y[i] / top[i]:.0%} of the roof" if known else "roof unknown", _some(rows.requests[i]), "" if rows.alone[i] else ", beside the other kind"]
+                    [int(rows.step[i]), f"{y[i] / top[i]:.0%} of the roof" if known else "roof unknown", _some(rows.requests[i]),
+                     "" if rows.alone[i] else ", beside the other kind"]
                     for i in pick.tolist()
                 ],
                 "showlegend": bool(len(pick)),
                 "marker": {"color": look.color, "symbol": symbol, "size": 7, "opacity": 0.7},
-                "hovertemplate": "step %{customdata[0]}, " + kind + "%{customdata[3]}: %{x:.3g} operations a byte, %{y:.3s}FLOP/s, %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
+                "hovertemplate": "step %{customdata[0]}, " + kind + "%{customdata[3]}: %{x:.3g} operations a byte, %{y:.3s}FLOP/s, %{customdata[1]}<br>"
+                "%{customdata[2]}<extra></extra>",
             }
         )
     last = np.flatnonzero(rows.step == done_steps(at))
@@ -396,7 +399,8 @@ def inside(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = Fal
     ]
     title = f"Inside step {at.step} (measured): {rows.source}" if rows else f"Inside step {at.step}"
     frame = layout(t, title, x="milliseconds from the start of the pass", note=note, barmode="overlay", bargap=0,
-                   yaxis={"tickmode": "array", "tickvals": list(range(len(lanes))), "ticktext": [plain(x) for x in lanes], "range": [max(len(lanes), 1) - 0.5, -0.5], "showgrid": False})
+                   yaxis={"tickmode": "array", "tickvals": list(range(len(lanes))), "ticktext": [plain(x) for x in lanes],
+                          "range": [max(len(lanes), 1) - 0.5, -0.5], "showgrid": False})
     return {"data": data, "layout": frame}
 
 

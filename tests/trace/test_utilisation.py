@@ -65,7 +65,7 @@ def test_a_profile_is_kept_in_the_file_and_listed(tmp_path: Path) -> None:
     assert again.records[2].profile == PROFILE
     assert again.records[2].device == {"busy_s": 0.5}
     assert profiled_steps(again) == [3]
-    assert [(t.name, t.count, t.total_s) for t in totals(PROFILE)] == [("product", 2, pytest.approx(0.006)), ("attention", 1, pytest.approx(0.001))]
+    assert [(t.name, t.times, t.total_s) for t in totals(PROFILE)] == [("product", 2, pytest.approx(0.006)), ("attention", 1, pytest.approx(0.001))]
     text = show(again, 3)
     assert "INSIDE THE STEP (measured: a clock)" in text
     assert "in all 7 ms of the 7.5 ms" in text
