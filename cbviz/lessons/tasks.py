@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.config import ConfigError, EngineConfig
+from cbviz.config import ConfigError, EngineConfig, ModelSpec
 from cbviz.core.policy import POLICIES, PolicyError, policy
+from cbviz.core.speculative import ngram
+from cbviz.cost import models
 from cbviz.lessons.grading import LessonError, Part, Task, ask, must_be_function, told
 from cbviz.messages import RequestSpec, Sampling
+from cbviz.runners.tape import TapeRunner
 from cbviz.session import Session, Stuck
 from cbviz.trace.metrics import latencies, percentile, request_metrics
-from cbviz.trace.trace import Trace
+from cbviz.trace.trace import Cursor, Trace
 
 _TO_THE_END = Sampling(ignore_eos=True)
 
@@ -425,6 +428,141 @@ It is tried on three draws that you have not seen."""
         ]
 
 
-TASKS: dict[str, Task] = {t.name: t for t in (CountTheBlocks(), CountTheHits(), NameTheVictim(), PredictTheStep(), MeetTheSlo(), BeatFcfs())}
+# accept the drafts ------------------------------------------------------------------------------------------------------
+
+
+class AcceptTheDrafts:
+    """Prompt lookup, and what a step with drafts yields."""
+
+    name = "accept-the-drafts"
+    title = "What does a step with drafts yield?"
+    question = """Speculative decoding by prompt lookup, greedy. Write a function of one case that returns a dict. A case is a dict:
+  text      token ids of a request so far; the last of them is about to be computed
+  most      drafts that may be proposed
+  shortest, longest   how many of the last tokens are looked for earlier in the text
+  would_say what the model alone would say next, token by token
+The answer:
+  drafts    the tokens that are proposed
+  yields    the tokens that this step adds to the text
+  computed  how many tokens the step computes for this request, those that are thrown away included"""
+    hints = (
+        "Try the longest run of last tokens first, then shorter ones. Of several places where it stands earlier, the first in the text counts.",
+        "What followed there is proposed: at most `most` tokens, fewer where the text ends. The run at the very end itself is no find.",
+        "Drafts are right as long as they are what the model would say. The step yields those and one more, the model's own: after d right drafts d + 1 tokens.",
+    )
+
+    def _cases(self, seed: int, most: int = 14) -> list[dict[str, Any]]:
+        rng = random.Random(seed)
+        cases = []
+        for i in range(most):
+            motif = [rng.randrange(10, 16) for _ in range(rng.randint(4, 9))]
+            before, between = ([rng.randrange(low, low + 6) for _ in range(rng.randint(0, n))] for low, n in ((10, 5), (20, 4)))
+            text = [*before, *motif, *between, *motif[: rng.randint(2, len(motif))]]
+            shortest = rng.randint(1, 2)
+            case = {"text": text, "most": rng.randint(1, 5), "shortest": shortest, "longest": shortest + rng.randint(0, 3)}
+            drafts = self._engine({**case, "would_say": [1] * 8})["drafts"]
+            right = (rng.randint(0, len(drafts)), len(drafts), 0)[i % 3]
+            cases.append({**case, "would_say": (drafts[:right] + [rng.randrange(40, 50) for _ in range(8)])[:8]})
+        return cases
+
+    def _engine(self, case: dict[str, Any]) -> dict[str, Any]:
+        """The step that computes the text's last token: on a tape of what the model would say."""
+        text, says = case["text"], case["would_say"]
+        shape = models.get("smollm2")
+        one = RequestSpec("r1", tuple(text[:-1]), 1 + len(says), sampling=_TO_THE_END, arrival_step=1)
+        s = Session([one], runner=TapeRunner(shape, {"r1": [text[-1], *says]}, {"r1": len(text) - 1}), discipline="vllm", num_blocks=64, enable_prefix_caching=False,
+                    speculative="ngram", num_speculative_tokens=case["most"], prompt_lookup_min=case["shortest"], prompt_lookup_max=case["longest"])
+        s.run(max_steps=2)
+        record = s.trace.record(2)
+        drafts = ngram(text, case["most"], case["shortest"], case["longest"])
+        return {"drafts": drafts, "yields": next(list(e.token_ids) for e in record.events if isinstance(e, ev.Sampled)), "computed": record.tokens.total}
+
+    def sample(self, seed: int) -> str:
+        case = next(c for c in self._cases(seed) if len(self._engine(c)["drafts"]) > 1)
+        return f"A case:\n{told({k: str(v) for k, v in case.items()})}\nThe engine says: {self._engine(case)}"
+
+    def grade(self, answer: Any, seed: int) -> list[Part]:
+        must_be_function(answer, "one case")
+        tallies = {"drafts": _Tally("drafts", 40), "yields": _Tally("yields", 40), "computed": _Tally("computed", 20)}
+        for case in self._cases(seed):
+            truth = self._engine(case)
+            got, fault = ask(answer, case)
+            for key, tally in tallies.items():
+                said = got.get(key) if isinstance(got, dict) else None
+                tally.add(case, truth[key], list(said) if isinstance(said, tuple) else said, fault)
+        return [t.part() for t in tallies.values()]
+
+
+# fill the pool ----------------------------------------------------------------------------------------------------------
+
+
+class FillThePool:
+    """Bytes of a token, blocks in a memory, blocks under a window."""
+
+    name = "fill-the-pool"
+    title = "How much fits, and how much is held?"
+    question = """Write a function of one case that returns a dict. A case is a dict:
+  layers, kv_heads, head_dim   the model's cache: keys and values, a number for each of head_dim, in each head of each layer
+  bits          of one such number in the cache
+  scale_bytes   beside them, for the keys of a token in one head, and as many for its values (0: none)
+  block_size    tokens of a block
+  memory        bytes for the whole pool, the null block included
+  computed      tokens of a request whose keys and values have been computed
+  window        a token sees itself and the window - 1 before it; 0: all
+The answer:
+  block_bytes   bytes of one block
+  blocks        blocks that can be given out
+  held          blocks that the request holds while the last of these tokens is computed: those that lie wholly left of what it sees have been given back"""
+    hints = (
+        "A token: layers x 2 (keys and values) x kv_heads x (head_dim x bits / 8 + scale_bytes). A block: block_size times that.",
+        "memory // block_bytes blocks, of which block 0 stands for nothing and is never given out.",
+        "The last token, at position computed - 1, sees back to position computed - window. Blocks that end before it are gone; the last block may be partly empty.",
+    )
+
+    def _cases(self, seed: int) -> list[dict[str, int]]:
+        rng = random.Random(seed)
+        cases = []
+        for i in range(14):
+            bits, scale = rng.choice(((32, 0), (16, 0), (8, 4), (4, 8)))
+            size, heads, dim, layers = rng.choice((4, 8, 16)), rng.choice((1, 2, 3, 8)), rng.choice((32, 64, 128)), rng.choice((2, 12, 30))
+            case = {"layers": layers, "kv_heads": heads, "head_dim": dim, "bits": bits, "scale_bytes": scale, "block_size": size}
+            n = rng.randint(2 * size, 90)
+            window = rng.randint(2, 3 * size) if i % 3 else 0
+            if i % 2 and window:  # at the edge: the last seen position begins a block, or ends one
+                n += (window + rng.choice((0, 1)) - n) % size
+            cases.append({**case, "memory": self._block_bytes(case) * rng.randint(20, 400) + rng.randrange(self._block_bytes(case)), "computed": n, "window": window})
+        return cases
+
+    def _block_bytes(self, c: dict[str, int]) -> int:
+        each = c["bits"] / 8 + c["scale_bytes"] / c["head_dim"]
+        spec = ModelSpec("case", c["layers"], 64, c["kv_heads"], c["kv_heads"], c["head_dim"], 64, 1000, 4096, kv_bytes_per_element=each)
+        return round(models.kv_bytes_per_token(spec)) * c["block_size"]
+
+    def _truth(self, c: dict[str, int]) -> dict[str, int]:
+        size = self._block_bytes(c)
+        one = _spec("r1", random.Random(0), c["computed"] - 1, 2)
+        s = Session([one], runner="sim", discipline="vllm", num_blocks=200, block_size=c["block_size"], sliding_window=c["window"], enable_prefix_caching=False)
+        s.run(max_steps=2)
+        record = s.trace.record(2)
+        at = next(i for i, e in enumerate(record.events) if isinstance(e, ev.Executed))
+        return {"block_bytes": size, "blocks": EngineConfig(num_blocks=c["memory"] // size).num_usable_blocks,
+                "held": sum(b != 0 for b in s.trace.state(Cursor(2, at)).request("r1").block_ids)}
+
+    def sample(self, seed: int) -> str:
+        case = self._cases(seed)[1]
+        return f"A case:\n{told(case)}\nThe engine says: {self._truth(case)}"
+
+    def grade(self, answer: Any, seed: int) -> list[Part]:
+        must_be_function(answer, "one case")
+        tallies = {"block_bytes": _Tally("block_bytes", 30), "blocks": _Tally("blocks", 20), "held": _Tally("held", 50)}
+        for case in self._cases(seed):
+            truth = self._truth(case)
+            got, fault = ask(answer, case)
+            for key, tally in tallies.items():
+                tally.add(case, truth[key], got.get(key) if isinstance(got, dict) else None, fault)
+        return [t.part() for t in tallies.values()]
+
+
+TASKS: dict[str, Task] = {t.name: t for t in (CountTheBlocks(), CountTheHits(), NameTheVictim(), PredictTheStep(), MeetTheSlo(), BeatFcfs(), AcceptTheDrafts(), FillThePool())}
 
 __all__ = ["TASKS"]

@@ -18,7 +18,7 @@ import torch
 
 from cbviz.model.decoder import Decoder
 from cbviz.model.kv_store import KVStore
-from cbviz.model.ops import Batch, OpSet
+from cbviz.model.ops import Batch, OpSet, read_kv
 from cbviz.model.sampling import Draw, Sampled, sample
 
 MOST_ROWS = 1024
@@ -80,7 +80,7 @@ def cached(kv: KVStore, table: Sequence[int], first: int, last: int) -> torch.Te
     """Keys and values of positions first .. last - 1 as they lie in the store: [layers, positions, H_kv * D of keys, then the values]."""
     at = np.arange(first, last)
     blocks, offsets = torch.from_numpy(np.asarray(table)[at // kv.block_size]), torch.from_numpy(at % kv.block_size)
-    return torch.stack([torch.cat([t[blocks, :, offsets].flatten(1) for t in (layer.k, layer.v)], dim=1).cpu() for layer in kv.layers])
+    return torch.stack([torch.cat([t.flatten(1) for t in read_kv(layer, blocks, offsets)], dim=1).cpu() for layer in kv.layers])
 
 
 def recorded(ops: OpSet, log: list[tuple[str, torch.Tensor]], names: dict[int, str]) -> OpSet:

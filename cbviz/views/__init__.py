@@ -4,6 +4,7 @@
 No view knows plotly, a widget or the engine; a view whose table the trace lacks returns the same traces, empty, and a note that says so.
 """
 
+from cbviz.views.alone import alone, alone_rows
 from cbviz.views.blocks import block_map, block_map_rows, block_table, block_table_rows, slots, slots_rows
 from cbviz.views.experts import experts, experts_rows
 from cbviz.views.load import (
@@ -42,6 +43,8 @@ VIEWS = {
 
 __all__ = [
     "VIEWS",
+    "alone",
+    "alone_rows",
     "batch",
     "batch_rows",
     "block_map",

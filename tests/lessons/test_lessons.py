@@ -103,14 +103,61 @@ def fcfs(r: Any, now: float) -> int:
     return int(r.seq)
 
 
+def lookup(c: dict[str, Any], last: bool = False) -> list[int]:
+    t = c["text"]
+    for n in range(min(c["longest"], len(t) - 1), c["shortest"] - 1, -1):
+        for i in range(len(t) - n - 1, -1, -1) if last else range(len(t) - n):
+            if t[i : i + n] == t[-n:]:
+                return list(t[i + n : i + n + c["most"]])
+    return []
+
+
+def drafts(c: dict[str, Any], own: int = 1) -> dict[str, Any]:
+    d, right = lookup(c), 0
+    while right < len(d) and d[right] == c["would_say"][right]:
+        right += 1
+    return {"drafts": d, "yields": c["would_say"][: right + own], "computed": len(d) + 1}
+
+
+def drafts_without_the_models_own(c: dict[str, Any]) -> dict[str, Any]:
+    return drafts(c, 0)
+
+
+def drafts_from_the_latest_place(c: dict[str, Any]) -> dict[str, Any]:
+    return {**drafts(c), "drafts": lookup(c, last=True)[:1]}
+
+
+def no_drafts(c: dict[str, Any]) -> dict[str, Any]:
+    return {"drafts": None, "yields": c["would_say"], "computed": 0}
+
+
+def pool(c: dict[str, int], null_block: int = 1, itself: int = 0) -> dict[str, int]:
+    block = round(c["layers"] * 2 * c["kv_heads"] * (c["head_dim"] * c["bits"] / 8 + c["scale_bytes"])) * c["block_size"]
+    gone = max(0, c["computed"] - c["window"] - itself) // c["block_size"] if c["window"] else 0
+    return {"block_bytes": block, "blocks": c["memory"] // block - null_block, "held": -(-c["computed"] // c["block_size"]) - gone}
+
+
+def pool_with_the_null_block(c: dict[str, int]) -> dict[str, int]:
+    return pool(c, 0)
+
+
+def pool_that_forgets_the_token_itself(c: dict[str, int]) -> dict[str, int]:
+    return pool(c, 1, 1)
+
+
+def pool_of_keys_alone(c: dict[str, int]) -> dict[str, int]:
+    return {"block_bytes": pool(c)["block_bytes"] // 2, "blocks": 2 * pool(c)["blocks"], "held": 1 + c["computed"] // c["block_size"] + c["window"]}
+
+
 SOLVED = {"count-the-blocks": blocks, "count-the-hits": hits, "name-the-victim": victim, "predict-the-step": step,
-          "meet-the-slo": {"max_num_seqs": 32, "max_num_batched_tokens": 224}, "beat-fcfs": aged}
+          "meet-the-slo": {"max_num_seqs": 32, "max_num_batched_tokens": 224}, "beat-fcfs": aged, "accept-the-drafts": drafts, "fill-the-pool": pool}
 HALF: dict[str, list[Any]] = {
     "count-the-blocks": [blocks_with_the_new_token], "count-the-hits": [hits_without_the_last_token_rule, hits_unchained], "name-the-victim": [always_the_last],
     "predict-the-step": [step_without_admission], "meet-the-slo": [{}, {"max_num_seqs": 32, "max_num_batched_tokens": 2048}], "beat-fcfs": [shortest],
+    "accept-the-drafts": [drafts_without_the_models_own, drafts_from_the_latest_place], "fill-the-pool": [pool_with_the_null_block, pool_that_forgets_the_token_itself],
 }
 FAILED = {"count-the-blocks": blocks_rounded_down, "count-the-hits": no_hits, "name-the-victim": nobody, "predict-the-step": step_of_nothing,
-          "meet-the-slo": {"max_num_seqs": 6, "max_num_batched_tokens": 1024}, "beat-fcfs": fcfs}
+          "meet-the-slo": {"max_num_seqs": 6, "max_num_batched_tokens": 1024}, "beat-fcfs": fcfs, "accept-the-drafts": no_drafts, "fill-the-pool": pool_of_keys_alone}
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +209,12 @@ def test_what_each_half_answer_lacks() -> None:
     got = share("predict-the-step", step_without_admission)
     assert got["decodes"] == 1 and got["half-done prompts"] == 1 and got["admissions"] < 0.5
     assert share("meet-the-slo", {"max_num_seqs": 32, "max_num_batched_tokens": 2048}) == {"first tokens": 1, "gaps": 0, "both at once": 0}
+    got = share("accept-the-drafts", drafts_without_the_models_own)
+    assert got == {"drafts": 1, "yields": 0, "computed": 1}
+    got = share("fill-the-pool", pool_with_the_null_block)
+    assert got == {"block_bytes": 1, "blocks": 0, "held": 1}
+    got = share("fill-the-pool", pool_that_forgets_the_token_itself)
+    assert got["block_bytes"] == 1 and got["blocks"] == 1 and 0.3 < got["held"] < 1
     got = share("beat-fcfs", shortest)
     assert got["faster"] == 1 and got["nobody starves"] < 0.7
 
@@ -169,7 +222,7 @@ def test_what_each_half_answer_lacks() -> None:
 # draws ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["count-the-blocks", "count-the-hits", "name-the-victim", "predict-the-step"])
+@pytest.mark.parametrize("name", ["count-the-blocks", "count-the-hits", "name-the-victim", "predict-the-step", "accept-the-drafts", "fill-the-pool"])
 def test_a_remembered_answer_fails_another_draw(name: str) -> None:
     """An answer that knows every case of one draw by heart, and nothing else, passes there and nowhere else."""
     known: dict[str, Any] = {}
@@ -292,7 +345,7 @@ def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lessons.report("Ada L.")
     assert path.name == "cbviz-lessons-ada-l.json"
     first = json.loads(path.read_text(encoding="utf-8"))
-    assert first["name"] == "Ada L." and first["of"] == 600 and first["solved"] == []
+    assert first["name"] == "Ada L." and first["of"] == 800 and first["solved"] == []
     row = first["exercises"]["name-the-victim"]
     assert (row["attempts"], row["hints"], len(row["seeds"])) == (1, 1, 1)
     assert "def always_the_last" in row["answer"]

@@ -4,6 +4,7 @@ Where nothing is promised, the difference is found and shown where it begins."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbviz import views
 from cbviz.config import DISCIPLINES, ConfigError, EngineConfig
 from cbviz.core.check import check
 from cbviz.messages import RequestSpec, Sampling
@@ -288,3 +290,18 @@ def test_units_in_the_last_place() -> None:
     other[1, 0] += 2.0 ** -11
     assert by_row(half, other)[1].tolist() == [0.0, 1.0]
     assert by_row(torch.tensor([[float("nan"), float("inf")]]), torch.tensor([[float("nan"), float("inf")]]))[0].tolist() == [0.0]
+
+
+def test_the_picture_of_it() -> None:
+    """Equal is one value that nothing else has; what is gone is empty; and it is valid plotly."""
+    go = pytest.importorskip("plotly.graph_objects")
+    for m, fields in ((model(**SHAPES["as SmolLM2"]), {"num_blocks": 60}), (model(), {"num_blocks": 12, "discipline": "vllm", "batch_invariant": True})):
+        s = company(m, kernels="reference", **fields)
+        for rid in s.request_ids:
+            found = s.alone(rid)
+            rows = views.alone_rows(found)
+            assert rows.shape == found.ulps.shape and ((rows == -6) == (found.ulps == 0)).all() and (np.isnan(rows) == np.isnan(found.ulps)).all()
+            figure = views.alone(found)
+            go.Figure(figure)
+            assert len(figure["data"]) == 2 and figure == json.loads(json.dumps(figure, allow_nan=False))
+            assert ("equal, bit for bit" in figure["layout"]["title"]["text"]) == found.equal == ("batch_invariant" in fields)
