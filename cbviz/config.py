@@ -167,6 +167,9 @@ class EngineConfig:
     scheduler_reserve_full_isl: bool | None = knob(None, "Admit only if all known tokens fit now. Empty: as the discipline says.")
     watermark: float = knob(0.0, "Share of the pool that an admission must leave free.", min=0.0, max=0.9)
     sliding_window: int = knob(0, "Attention window; 0: full attention.", min=0, max=10_000_000, unit="tokens", live=False)
+    preemption_mode: str = knob("recompute", "What a preempted request does with its KV: throw it away and compute it again, or wait on the host and be copied back.",
+                                choices=("recompute", "swap"))
+    swap_blocks: int = knob(256, "Host blocks for requests that are swapped out; where they run short a request is recomputed.", min=0, max=4_000_000, unit="blocks", live=False)
     kv_allocation: str = knob("paged", "Where a request's KV lies: any free blocks, through a block table; or one run of blocks for prompt + max_tokens, as before paging.",
                               choices=("paged", "contiguous"), live=False)
     contiguous_fit: str = knob("first-fit", "Which run of free blocks a contiguous request gets: the first that is long enough, or the shortest.",
@@ -209,6 +212,9 @@ class EngineConfig:
                               "generation takes a single sequence. Choose another discipline, such as static, or set speculative to off.")
         if self.speculative == "draft-model" and not self.draft_model:
             raise ConfigError("speculative is 'draft-model', but draft_model is empty: name a model with the same vocabulary, or choose self-draft")
+        if self.kv_allocation == "contiguous" and self.speculative != "off":
+            raise ConfigError(f"kv_allocation is 'contiguous' and speculative is {self.speculative!r}: drafts need slots beyond prompt + max_tokens, and a contiguous "
+                              "run can't grow. Set speculative to 'off' or kv_allocation to 'paged'.")
         if self.kv_allocation == "contiguous" and self.sliding_window:
             raise ConfigError(f"kv_allocation is 'contiguous' and sliding_window is {self.sliding_window}: a contiguous run is given back whole, no block of it can leave "
                               "the window. Set sliding_window to 0 or kv_allocation to 'paged'.")

@@ -173,7 +173,8 @@ class Skipped(Event):
 class Preempted(Event):
     """`request_id` lost its blocks so that `for_id` could go on; it will recompute `num_tokens_lost` tokens, less what is still cached.
 
-    `ranking`: all candidates, first to lose first, as [request id, rank as text]; `rule` names the victim rule. `position`: place in the queue.
+    Under `preemption_mode` swap nothing is lost, and `SwappedOut` follows; `host_need` > `host_have`: it should have been swapped out, but that many host blocks
+    were needed and only so many free. `ranking`: all candidates, first to lose first, as [request id, rank as text]; `rule` names the victim rule. `position`: place in the queue.
     """
 
     request_id: str
@@ -185,6 +186,36 @@ class Preempted(Event):
     position: int
     need: int
     have: int
+    host_need: int = 0
+    host_have: int = 0
+
+
+class SwappedOut(Event):
+    """The preempted request's `num_tokens` computed tokens go to the host: `block_ids` (its places `first_index` on; before them the window has left) are copied
+    to `host_block_ids` before anybody writes them. It comes back when as many blocks are free at once."""
+
+    request_id: str
+    block_ids: list[int]
+    host_block_ids: list[int]
+    num_tokens: int
+    first_index: int = 0
+
+
+class SwappedIn(Event):
+    """The request is back: `host_block_ids` are copied to `block_ids` before anybody reads them. The first `num_kept` of its blocks on the host are not
+    copied: the prefix cache still had them. All its host blocks are free."""
+
+    request_id: str
+    block_ids: list[int]
+    host_block_ids: list[int]
+    num_kept: int = 0
+
+
+class HostFreed(Event):
+    """The request ended while it was swapped out: its host blocks are free."""
+
+    request_id: str
+    host_block_ids: list[int]
 
 
 class Unscheduled(Event):
@@ -260,5 +291,6 @@ class Freed(Event):
 
 AnyEvent = (
     Arrived | Resized | Starving | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
+    | SwappedOut | SwappedIn | HostFreed
     | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Proposed | Finished | SeatHeld | SeatsFreed | Freed
 )

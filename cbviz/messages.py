@@ -153,15 +153,19 @@ class Drafting(NamedTuple):
 class SchedulerOutput:
     """One step's plan, all that a runner needs. Built once a step; its views are valid until `update`."""
 
-    __slots__ = ("chunks", "copies", "drafting", "finished_ids", "num_padding_tokens", "preempted_ids", "step", "swaps_in", "swaps_out")
+    __slots__ = ("block_size", "chunks", "copies", "drafting", "finished_ids", "num_padding_tokens", "preempted_ids", "step", "swaps_in", "swaps_out")
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, block_size: int = 0) -> None:
         self.step = step
+        self.block_size = block_size
+        """Tokens in one block: what a copied or swapped block amounts to."""
         self.chunks: list[Chunk] = []
         self.copies: tuple[tuple[int, int], ...] = ()
         """(source block, destination block), done before anything is computed."""
         self.swaps_in: tuple[tuple[int, int], ...] = ()
+        """(device block, host block): copied to the device after `swaps_out` and `copies`, before anything is computed."""
         self.swaps_out: tuple[tuple[int, int], ...] = ()
+        """(device block, host block): copied to the host as they were before this step; nothing of the step may write them before."""
         self.num_padding_tokens = 0
         """Tokens computed only because rows are padded to one length (static-padded prefill)."""
         self.finished_ids: list[str] = []
@@ -178,13 +182,15 @@ class SchedulerOutput:
 class RunnerOutput:
     """What a runner gives back: for each sampling chunk its new tokens (1 + accepted drafts)."""
 
-    __slots__ = ("counted", "device", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "profile", "routed", "token_ids")
+    __slots__ = ("counted", "device", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "profile", "routed", "spans", "token_ids")
 
     def __init__(self, token_ids: dict[str, list[int]], *, draft_ids: dict[str, list[int]] | None = None, measured_s: float | None = None,
                  logprobs: dict[str, list[float]] | None = None, gaps: dict[str, list[float]] | None = None, expert_load: list[list[int]] | None = None,
                  counted: dict[str, float] | None = None, device: dict[str, float] | None = None, profile: StepProfile | None = None,
-                 routed: dict[str, list[list[int]]] | None = None) -> None:
+                 routed: dict[str, list[list[int]]] | None = None, spans: list[Span] | None = None) -> None:
         self.token_ids = token_ids
+        self.spans = spans or []
+        """Copies of blocks and the pass beside them, measured."""
         self.draft_ids = draft_ids
         """Drafts for the next step; None: this runner proposes none, and a proposer that needs only tokens may."""
         self.measured_s = measured_s
@@ -223,6 +229,19 @@ class StepProfile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Wall time of the pass while it was profiled: longer than usual."""
 
 
+class Span(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One piece of a step's time, in seconds from the start of its pass: `what` is `swap-out`, `swap-in`, `copy` (blocks on the device) or `pass` (the model).
+
+    Spans may lie side by side: a swap-out goes on while the model computes.
+    """
+
+    what: str
+    start_s: float
+    end_s: float
+    num_blocks: int = 0
+    bytes: float = 0.0
+
+
 class StepCost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Work and modelled time of one step, SI units. The times are lower bounds: nothing can be faster on that device."""
 
@@ -236,6 +255,10 @@ class StepCost(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_s: float = 0.0
     overhead_s: float = 0.0
     total_s: float = 0.0
+    swap_in_s: float = 0.0
+    """Copies from the host, which the pass waits for; in `total_s`."""
+    swap_out_s: float = 0.0
+    """Copies to the host, beside the pass; what is longer counts."""
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -292,6 +315,8 @@ class Gauges(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Blocks with no reference, cached ones included (vLLM's meaning)."""
     num_cached_blocks: int = 0
     """Of these, the ones that can still be hit."""
+    num_host_blocks: int = 0
+    """Host blocks that hold the KV of requests swapped out."""
 
 
 class StepRecord(msgspec.Struct, omit_defaults=True):
@@ -331,6 +356,8 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
     """What the user did just before this step, in order: `{"op": "add" | "abort" | "configure", ...}`, enough to do it again."""
     texts: dict[str, list[str]] | None = None
     """The words of the tokens sampled in this step, where a tokenizer is at hand: what each token added to the request's text."""
+    spans: list[Span] = []
+    """Copies of blocks and the pass they lie beside, in steps that swap or copy; measured or modelled as `clock` says."""
     num_padding_tokens: int = 0
     schedule_s: float | None = None
     """Wall time of schedule() + update(): the control plane's own cost, where measured."""
@@ -340,4 +367,4 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
 
 
 __all__ = ["AnyEvent", "Chunk", "ChunkRecord", "ConfigError", "Drafting", "Gauges", "RequestError", "RequestSpec", "RunnerOutput", "Sampling", "SchedulerOutput",
-           "SlotAccount", "StepCost", "StepProfile", "StepRecord", "TokenAccount"]
+           "SlotAccount", "Span", "StepCost", "StepProfile", "StepRecord", "TokenAccount"]

@@ -41,8 +41,8 @@ Progress = Callable[[float, str], None]
 """Called with the share done (0..1, or -1 if unknown) and what is being done."""
 
 LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
-          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_allocation": "KV memory", "seed": "seed",
-          "kernels": "kernels", "batch_invariant": "batch-invariant"}
+          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_allocation": "KV memory", "preemption_mode": "preemption",
+          "seed": "seed", "kernels": "kernels", "batch_invariant": "batch-invariant"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""
 _REAL = ("kernels", "batch_invariant")
 """Those that mean something only where numbers are really computed."""

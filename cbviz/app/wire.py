@@ -25,8 +25,8 @@ SERIES = ("t0", "t1", "busy", "sampled", "useful", "recomputed", "padded", "reje
 """Columns of the figures of a step, float64. `busy`: seconds of the pass itself; `flops`, `bytes`: its work, NaN if unknown."""
 STATUS = ("waiting", "running", "preempted", "finished", "refused")
 KIND = {"prefill": 0, "decode": 1, "recompute": 2, "padded": 3}
-ROW_WORDS = 12
-"""Words of a request's row before its blocks: index, state, computed, cached, outputs, preemptions, wait reason, need, have, end, status, number of blocks."""
+ROW_WORDS = 13
+"""Words of a request's row before its blocks: index, state, computed, cached, outputs, preemptions, wait reason, need, have, end, status, blocks on the host, number of blocks."""
 SAME_BLOCKS = 0xFFFFFFFF
 """In place of the number of blocks: the table is as it was."""
 CACHED, NULL = 1, 2
@@ -202,7 +202,7 @@ class Wire:
 
     def _row(self, r: RequestState, with_blocks: bool) -> list[int]:
         row = [r.index, CODE[r.state], max(0, r.num_computed_tokens), r.num_cached_tokens, len(r.output_token_ids), r.num_preemptions,
-               self._word(r.wait_reason), max(0, r.wait_need), max(0, r.wait_have), self._word(r.finish_reason), STATUS.index(r.status)]
+               self._word(r.wait_reason), max(0, r.wait_need), max(0, r.wait_have), self._word(r.finish_reason), STATUS.index(r.status), len(r.host_block_ids)]
         return [*row, len(r.block_ids), *r.block_ids] if with_blocks else [*row, SAME_BLOCKS]
 
     def _chunks(self, record: StepRecord) -> list[int]:
@@ -238,7 +238,7 @@ def block_words(s: State, b: int) -> tuple[int, int]:
 def config_head(now: dict[str, Any]) -> dict[str, Any]:
     """The settings in force, as the page shows them."""
     return {"discipline": str(now.get("discipline", "")), "policy": str(now.get("policy", "")), "budget": _whole(now.get("max_num_batched_tokens")),
-            "max_num_seqs": _whole(now.get("max_num_seqs"))}
+            "max_num_seqs": _whole(now.get("max_num_seqs")), "swap_blocks": _whole(now.get("swap_blocks")) if now.get("preemption_mode") == "swap" else 0}
 
 
 def why_message(trace: Trace, step: int) -> dict[str, Any]:

@@ -26,14 +26,21 @@ def check(s: Scheduler) -> None:
         assert 0 <= r.num_computed_tokens <= most, f"{r.request_id}: computed {r.num_computed_tokens} of {r.num_tokens} tokens and {drafted.get(r.request_id, 0)} drafts"
         decodes = r.status is Status.RUNNING and r.num_computed_tokens == r.num_tokens - 1
         assert decodes or not r.draft_token_ids, f"{r.request_id}: drafts {r.draft_token_ids} of a request that doesn't decode"
-        assert r.num_computed_tokens <= len(r.block_ids) * bs or r.seat_held, f"{r.request_id}: {r.num_computed_tokens} computed tokens, {len(r.block_ids)} blocks"
+        held_elsewhere = r.seat_held or r.host_block_ids
+        assert r.num_computed_tokens <= len(r.block_ids) * bs or held_elsewhere, f"{r.request_id}: {r.num_computed_tokens} computed tokens, {len(r.block_ids)} blocks"
         if r.status in (Status.WAITING, Status.PREEMPTED):
-            assert not r.block_ids and r.num_computed_tokens == 0, f"{r.request_id}: waits with blocks {r.block_ids}"
+            assert not r.block_ids, f"{r.request_id}: waits with blocks {r.block_ids}"
+            away = -(-r.num_computed_tokens // bs) - r.num_null_blocks
+            assert len(r.host_block_ids) == away, f"{r.request_id}: waits with {r.num_computed_tokens} computed tokens and host blocks {r.host_block_ids}"
+        else:
+            assert not r.host_block_ids, f"{r.request_id}: has host blocks {r.host_block_ids} and does not wait"
         for i in range(r.num_cached_blocks):
             b = r.block_ids[i]
             if b != NULL_BLOCK:
                 known = pool.block_hash[b] == r.block_hashes[i] if i < len(r.block_hashes) else pool.block_hash[b] is not None
                 assert known, f"{r.request_id}: block {b} has another hash than its tokens"
+    on_host = [b for r in s.requests.values() for b in r.host_block_ids]
+    assert sorted(on_host + s.host.free) == list(range(s.host.num_blocks)), f"host blocks {sorted(on_host)} are held and {sorted(s.host.free)} free, of {s.host.num_blocks}"
     refs[NULL_BLOCK] = 1
     assert refs == pool.ref_count, f"reference counts differ: {[(b, n, m) for b, (n, m) in enumerate(zip(refs, pool.ref_count, strict=True)) if n != m][:5]} (block, counted, kept)"
     free = pool.free_ids()

@@ -137,17 +137,22 @@ class KVManager:
         if need > 0:
             if need > self.pool.num_free:
                 return need, self.pool.num_free
-            ids, evicted = self.take(need, r.request_id)
-            for b, owner, idle in evicted:
-                self.journal.append(ev.Evicted(b, owner, r.request_id, idle))
-            self.undo.append((_cut_table, (r, len(r.block_ids))))
-            r.block_ids.extend(ids)
-            self.journal.append(ev.Allocated(r.request_id, ids))
+            self.grow(r, need)
         if self.pool.enable_caching:
             full = min(end, r.num_tokens) // self.block_size
             if full > r.num_cached_blocks:
                 self._cache_full(r, full)
         return None
+
+    def grow(self, r: Request, n: int) -> list[int]:
+        """`n` more blocks at the end of the table; the caller has checked that they are there."""
+        ids, evicted = self.take(n, r.request_id)
+        for b, owner, idle in evicted:
+            self.journal.append(ev.Evicted(b, owner, r.request_id, idle))
+        self.undo.append((_cut_table, (r, len(r.block_ids))))
+        r.block_ids.extend(ids)
+        self.journal.append(ev.Allocated(r.request_id, ids))
+        return ids
 
     def take(self, n: int, owner: str) -> tuple[list[int], list[tuple[int, str, int]]]:
         """`n` blocks from the pool, as `BlockPool.allocate` gives them; in one run if allocation is contiguous."""

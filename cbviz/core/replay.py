@@ -150,6 +150,20 @@ class _Teller:
         s.running.remove(r)
         s.waiting.insert(e.position, r)
 
+    def swapped_out(self, e: ev.SwappedOut) -> None:
+        r, host = self.request(e.request_id), self.s.host
+        if len(e.host_block_ids) > len(host.free) or (ids := host.take(len(e.host_block_ids))) != list(e.host_block_ids):
+            raise self.wrong(f"{e.request_id} goes to host blocks {e.host_block_ids}, which are not the next free ones")
+        r.host_block_ids, r.num_computed_tokens, r.num_null_blocks = ids, e.num_tokens, e.first_index
+
+    def swapped_in(self, e: ev.SwappedIn) -> None:
+        self.host_freed(e)
+
+    def host_freed(self, e: ev.SwappedIn | ev.HostFreed) -> None:
+        r = self.s.requests.get(e.request_id) or self.ended
+        self.s.host.give(r.host_block_ids)
+        r.host_block_ids = []
+
     def out_of_window(self, e: ev.OutOfWindow) -> None:
         self.s.kv.leave(self.request(e.request_id), e.first_index, e.first_index + len(e.block_ids))
 
@@ -216,6 +230,7 @@ _APPLY: dict[type, Any] = {
     ev.Arrived: _Teller.arrived, ev.Resized: _Teller.resized,
     ev.Reordered: _Teller.reordered, ev.NotAdmitted: _Teller.not_admitted, ev.Admitted: _Teller.admitted, ev.Shared: _Teller.shared,
     ev.Allocated: _Teller.allocated, ev.BlockCached: _Teller.block_cached, ev.Scheduled: _Teller.scheduled, ev.Unscheduled: _Teller.unscheduled, ev.Preempted: _Teller.preempted,
+    ev.SwappedOut: _Teller.swapped_out, ev.SwappedIn: _Teller.swapped_in, ev.HostFreed: _Teller.host_freed,
     ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Proposed: _Teller.proposed,
     ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
     ev.SeatHeld: _Teller.seat_held, ev.SeatsFreed: _Teller.seats_freed,

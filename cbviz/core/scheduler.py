@@ -6,7 +6,7 @@ its own. The `vllm` row does step for step what vLLM 0.32's v1 scheduler does.
 
     waiting --admit--> running --finish--> gone
        ^                  |
-       +-----preempt------+          (recompute: num_computed_tokens = 0, outputs kept)
+       +-----preempt------+          (recompute: num_computed_tokens = 0, outputs kept; swap: it stays, the blocks wait on the host)
 
 `schedule` and `deliver` note how to undo what they did; `rollback` leaves the state as it was before the step.
 """
@@ -26,11 +26,12 @@ from cbviz.core.kv_manager import KVManager
 from cbviz.core.policy import Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
 from cbviz.core.request import Request, Status
 from cbviz.core.speculative import drafts_for, get_proposer
+from cbviz.core.swap import HostPool, restored_prefix, swap_in, swap_out
 from cbviz.events import AnyEvent
 from cbviz.messages import Chunk, ChunkRecord, Drafting, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
 
 _SAVED = ("status", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "last_wait", "queued_step",
-          "seat_held", "finish_reason", "rank", "num_overtaken", "is_prefill_chunk")
+          "seat_held", "finish_reason", "rank", "num_overtaken", "is_prefill_chunk", "host_block_ids")
 NO_DRAFT = -1
 """Stands in a plan for a draft that is none: computed, and never right."""
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -63,6 +64,7 @@ class Scheduler:
         self.kv = KVManager(self.pool, config.block_size, config.max_model_len, self.journal, config.sliding_window,
                             config.contiguous_fit if config.kv_allocation == "contiguous" else "")
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = self.pool.undo
+        self.host = HostPool(config.swap_blocks, self.pool.undo)
         self.max_model_len = config.max_model_len
         self.block_size = config.block_size
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -272,7 +274,7 @@ class Scheduler:
         """Decides the next step. Raises PolicyError (the state is then as `rollback` leaves it)."""
         self.step += 1
         self.pool.step = self.step
-        plan = SchedulerOutput(self.step)
+        plan = SchedulerOutput(self.step, self.block_size)
         plan.finished_ids, self.finished_ids = self.finished_ids, []
         self.chunk_records = []
         self._shares = []
@@ -467,15 +469,21 @@ class Scheduler:
             self.journal.append(ev.Unscheduled(victim.request_id))
         lost = victim.num_computed_tokens
         victim.max_computed = max(victim.max_computed, lost)
+        swapped, too_many = swap_out(victim, self.kv, self.host, plan) if self.config.preemption_mode == "swap" else (None, 0)
         ids = self.kv.free(victim)
         victim.num_computed_tokens = 0
+        if swapped is not None:
+            victim.num_computed_tokens, victim.num_null_blocks, victim.host_block_ids, lost = lost, swapped.first_index, swapped.host_block_ids, 0
         victim.num_preemptions += 1
         victim.draft_token_ids = []
         victim.status = Status.PREEMPTED
         victim.queued_step = self.step
         victim.last_wait = None
         position = self._enqueue(victim, self._now)
-        self.journal.append(ev.Preempted(victim.request_id, for_r.request_id, self.victim_rule, lost, ids, ranking, position, short[0], short[1]))
+        self.journal.append(ev.Preempted(victim.request_id, for_r.request_id, self.victim_rule, lost, ids, ranking, position, short[0], short[1],
+                                         too_many, len(self.host.free) if too_many else 0))
+        if swapped is not None:
+            self.journal.append(swapped)
 
     # admission ----------------------------------------------------------------------------------------------------------
 
@@ -506,8 +514,8 @@ class Scheduler:
             if not admits(self.policy, r, self._now):
                 self._wait(r, "policy", 0, 0)
                 break
-            hits = kv.find_prefix(r)
-            cached = len(hits) * kv.block_size
+            hits = self.prefix_blocks(r)
+            cached = max(len(hits) * kv.block_size, r.num_computed_tokens)  # what was swapped out comes back
             wanted = n = r.num_tokens - cached
             cap = ""
             threshold = config.long_prefill_token_threshold
@@ -530,6 +538,8 @@ class Scheduler:
                 self._wait(r, *short)
                 break
             self._seat(r, hits, cached, place)
+            if r.host_block_ids:
+                swap_in(r, kv, self.host, plan)
             reserve = r.num_prompt_tokens + r.max_tokens + config.num_draft_slots if rules.reserve == "max-tokens" else 0
             failed = kv.allocate(r, n, reserve, self.num_lookahead)
             assert failed is None, f"admission of {r.request_id} was checked, but {failed}"
@@ -574,7 +584,7 @@ class Scheduler:
     def _no_room(self, r: Request, hits: list[int], n: int) -> tuple[str, int, int] | None:
         """Why the blocks for an admission are not there: (reason, need, have), or None if they are."""
         kv, rules, free = self.kv, self.rules, self.pool.num_free
-        end = len(hits) * kv.block_size + n + self.num_lookahead
+        end = max(len(hits) * kv.block_size, r.num_computed_tokens) + n + self.num_lookahead
         ahead = self.config.num_draft_slots
         keep = int(max(rules.admission_watermark, self.config.watermark) * self.pool.num_blocks) if self.running else 0
         checks: list[tuple[str, int]] = []
@@ -612,15 +622,15 @@ class Scheduler:
         self._save(r)
         self._save_queues()
         resumed = r.status is Status.PREEMPTED
-        miss = self.kv.explain_miss(r, len(hits))
+        miss = None if r.host_block_ids else self.kv.explain_miss(r, len(hits))
         del self.waiting[place]
         self.running.append(r)
         r.status = Status.RUNNING
         r.last_wait = None
         r.num_overtaken = 0
         r.num_computed_tokens = r.num_cached_tokens = cached
-        if hits:
-            self.journal.append(ev.PrefixHit(r.request_id, cached, hits))
+        if hits and not (r.host_block_ids and self.kv.sliding_window):
+            self.journal.append(ev.PrefixHit(r.request_id, len(hits) * self.kv.block_size, hits))
         if miss is not None:
             self.journal.append(miss)
         self.journal.append(ev.Admitted(r.request_id, resumed, cached, self.step - r.queued_step, len(self.running) - 1))
@@ -635,7 +645,7 @@ class Scheduler:
                 w.num_overtaken += 1
                 n = w.num_overtaken
                 if n >= 8 and n & (n - 1) == 0:
-                    hits = self.kv.find_prefix(w)
+                    hits = self.prefix_blocks(w)
                     need = self.kv.need_at_admission(hits, w.num_tokens)
                     self.journal.append(ev.Starving(w.request_id, n, self.step - w.queued_step, need, self.pool.num_free, place))
 
@@ -790,6 +800,10 @@ class Scheduler:
         self.num_finished += 1
         self.finished_ids.append(r.request_id)
         self.journal.append(ev.Finished(r.request_id, reason, stop_id))
+        if r.host_block_ids:
+            self.host.give(r.host_block_ids)
+            self.journal.append(ev.HostFreed(r.request_id, r.host_block_ids))
+            r.host_block_ids, r.num_null_blocks = [], 0
         if not keep_blocks:
             ids = self.kv.free(r)
             if ids:
@@ -835,7 +849,7 @@ class Scheduler:
 
     def prefix_blocks(self, r: Request) -> list[int]:
         """Blocks of the request's known tokens that the cache holds now (for views)."""
-        return self.kv.find_prefix(r)
+        return restored_prefix(r, self.kv) if r.host_block_ids else self.kv.find_prefix(r)
 
     def served_tokens(self, session: str | None) -> int:
         return self.served.get(session or "", 0)
@@ -901,6 +915,7 @@ class Scheduler:
                 r.request_id: {
                     "seq": r.seq, "arrival_s": r.arrival_s, "status": r.status.value, "output_token_ids": r.output_token_ids, "num_computed_tokens": r.num_computed_tokens,
                     "num_cached_tokens": r.num_cached_tokens, "num_preemptions": r.num_preemptions, "max_computed": r.max_computed, "block_ids": list(r.block_ids),
+                    "host_block_ids": list(r.host_block_ids),
                     "num_null_blocks": r.num_null_blocks, "num_cached_blocks": r.num_cached_blocks, "draft_token_ids": list(r.draft_token_ids), "queued_step": r.queued_step,
                     "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason, "num_overtaken": r.num_overtaken,
                     "is_prefill_chunk": r.is_prefill_chunk,
@@ -908,6 +923,7 @@ class Scheduler:
                 for r in self.requests.values()
             },
             "pool": self.pool.snapshot(),
+            "host_free": list(self.host.free),
         } | ({"routed": {k: [list(row) for row in v] for k, v in self.routed.items()}} if self.routed else {})
 
     def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec]) -> None:
@@ -923,6 +939,7 @@ class Scheduler:
         self.finished_ids = list(data["finished_ids"])
         self.pool.num_blocks = self.config.num_blocks
         self.pool.restore(data["pool"])
+        self.host.free[:] = data["host_free"] if "host_free" in data else range(self.host.num_blocks - 1, -1, -1)  # recorded before there was a host
         self.requests = {}
         for rid, d in data["requests"].items():
             r = Request(specs[rid], d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
@@ -933,6 +950,7 @@ class Scheduler:
                       "num_overtaken"):
                 setattr(r, f, d[f])
             r.block_ids = list(d["block_ids"])
+            r.host_block_ids = list(d.get("host_block_ids", ()))
             r.draft_token_ids = list(d["draft_token_ids"])
             r.is_prefill_chunk = d.get("is_prefill_chunk", False)
             r.last_wait = (d["last_wait"][0], d["last_wait"][1], d["last_wait"][2]) if d["last_wait"] else None

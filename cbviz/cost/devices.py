@@ -22,6 +22,24 @@ def _row(name: str, memory_gib: float, bandwidth_gb_s: float, tflops: float, sou
     return DeviceSpec(name, memory_gib * 2**30, bandwidth_gb_s * 1e9, tflops * 1e12, kind=kind, link_bytes_s=link_gb_s * 1e9, source=source)
 
 
+_PCIE_3, _PCIE_4, _PCIE_5 = 15.75e9, 31.5e9, 63.0e9
+"""Bytes a second of 16 lanes, one direction: 8, 16 or 32 GT/s a lane at 128b/130b (PCI-SIG). What a copy really reaches is some 80 to 90 % of it."""
+_OF_PCIE_3 = ("T4", "V100")
+_OF_PCIE_5 = ("H100", "H200", "B200", "B300", "RTX PRO 6000", "RTX 5090", "MI300X")
+
+
+def host_link_bytes_s(device: DeviceSpec) -> float:
+    """Bytes a second between the device and its host's memory, one direction, at most. `link_bytes_s` is another thing: from device to device (NVLink).
+
+    A CPU, or a system with one memory, copies within it: each byte is read and written, so half its bandwidth. The GB200's GPU hangs on its CPU by NVLink-C2C, 450 GB/s.
+    """
+    if device.kind != "gpu":
+        return device.bandwidth_bytes_s / 2
+    if "GB200" in device.name:
+        return 450e9
+    return _PCIE_3 if any(x in device.name for x in _OF_PCIE_3) else _PCIE_5 if any(x in device.name for x in _OF_PCIE_5) else _PCIE_4
+
+
 _APPLE = "shared memory; the GPU's float32 rate, about the same at 16 bits"
 DEVICES: dict[str, DeviceSpec] = {
     d.name: d

@@ -24,8 +24,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
+
 from cbviz.config import ConfigError, DeviceSpec, ModelSpec
-from cbviz.cost.models import complete, kv_elements_per_layer
+from cbviz.cost.devices import host_link_bytes_s
+from cbviz.cost.models import complete, kv_bytes_per_token, kv_elements_per_layer
 from cbviz.messages import Chunk, Sampling, SchedulerOutput, StepCost
 
 
@@ -142,6 +145,19 @@ class Roofline:
 
     def price(self, plan: SchedulerOutput) -> StepCost:
         """Counted work and lower-bound times of one step. A plan without tokens costs nothing."""
+        if plan.swaps_in or plan.swaps_out:
+            return self._with_swaps(plan)
+        return self._compute(plan)
+
+    def _with_swaps(self, plan: SchedulerOutput) -> StepCost:
+        """Blocks cross the link to the host once each way: what comes in is waited for, what goes out goes beside the pass."""
+        cost = self._compute(plan)
+        link = host_link_bytes_s(self.device)
+        block_bytes = plan.block_size * kv_bytes_per_token(self.spec)
+        swap_in_s, swap_out_s = len(plan.swaps_in) * block_bytes / link, len(plan.swaps_out) * block_bytes / link
+        return msgspec.structs.replace(cost, swap_in_s=swap_in_s, swap_out_s=swap_out_s, total_s=swap_in_s + max(cost.total_s, swap_out_s))
+
+    def _compute(self, plan: SchedulerOutput) -> StepCost:
         work = self._counter.count(plan)
         if not work.weight_bytes:
             return StepCost()

@@ -21,7 +21,7 @@ from cbviz.core.scheduler import Scheduler
 from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts
-from cbviz.messages import Gauges, RequestError, RequestSpec, StepRecord
+from cbviz.messages import Gauges, RequestError, RequestSpec, SchedulerOutput, Span, StepCost, StepRecord
 from cbviz.runners.base import Runner
 
 PATIENCE_STEPS = 64
@@ -265,7 +265,8 @@ class Engine:
         self._idle = not plan.chunks and not arrivals and not inputs
         return StepRecord(
             step=plan.step, t0_s=t0, t1_s=t1, clock="measured" if measured else "modelled", chunks=s.chunk_records, events=s.drain(), tokens=s.tokens, slots=s.slots,
-            gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free), cost=cost,
+            gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free,
+                          s.host.num_blocks - len(s.host.free)), cost=cost, spans=out.spans if measured else _modelled_spans(plan, cost),
             measured_s=out.measured_s, counted=out.counted, expert_load=out.expert_load, routed=out.routed, device=out.device, profile=out.profile, logprobs=out.logprobs,
             gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
             schedule_s=control if measured else None, carry=s.carry(),
@@ -399,6 +400,16 @@ def _when(x: _Pending) -> tuple[float, int]:
 def _take_due(pending: list[_Pending], now: float, into: list[_Pending]) -> None:
     while pending and pending[-1][0] <= now:
         into.append(pending.pop())
+
+
+def _modelled_spans(plan: SchedulerOutput, cost: StepCost) -> list[Span]:
+    """The copies of a step under the modelled clock: first those from the host, then the pass with those to the host beside it."""
+    if not (plan.swaps_in or plan.swaps_out):
+        return []
+    start = cost.swap_in_s
+    out = [Span("swap-in", 0.0, start, len(plan.swaps_in))] if plan.swaps_in else []
+    out += [Span("swap-out", start, start + cost.swap_out_s, len(plan.swaps_out))] if plan.swaps_out else []
+    return [*out, Span("pass", start, start + max(cost.compute_s, cost.memory_s) + cost.overhead_s)]
 
 
 def _plain_input(i: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec
-from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput, StepProfile
+from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput, Span, StepProfile
 from cbviz.model import device_peaks, ops, profile, threads
 from cbviz.model.decoder import Decoder
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
@@ -26,6 +26,7 @@ from cbviz.model.loader import LoadedModel, load
 from cbviz.model.ops import Batch, OpSet
 from cbviz.model.rowwise import ROWWISE
 from cbviz.model.sampling import Draw, sample
+from cbviz.model.swap import HostStore
 from cbviz.model.tokenizer import Tokenizer
 from cbviz.runners.base import RunnerError
 
@@ -58,6 +59,8 @@ class TorchRunner:
         self.device_pass = device_pass(self.decoder, self.kv, self.device, config.max_num_seqs, config.enforce_eager, backend)
         """How passes run on a device that works beside the host; None on the CPU."""
         self._spec = self.model.spec(config.precision)
+        self.host: HostStore | None = None
+        """Made when somebody is first swapped out."""
         self._writing: set[int] = set()
         self.profile_next = False
         """The next pass is watched: what runs inside it stands in its output."""
@@ -108,18 +111,54 @@ class TorchRunner:
             watched[0].profile = watched[1]
             return watched[0]
         t0 = time.perf_counter()
-        there = self.device_pass
-        if there is not None:
-            there.start()
-        if plan.swaps_in or plan.swaps_out:
-            raise RunnerError("the plan swaps blocks to the host; this runner has no swap space")
+        if self.device_pass is not None:
+            self.device_pass.start()
         for c in plan.chunks:
             self._check(c)
-        self.kv.copy_blocks(plan.copies)
+        self._writing = set()
+        if not (plan.swaps_in or plan.swaps_out or plan.copies):
+            return self._execute(plan, t0)
+        self._writing = {d for d, _ in plan.swaps_in} | {d for _, d in plan.copies}
+        try:
+            spans = self._move(plan, t0)
+            begun = time.perf_counter()
+            out = self._execute(plan, t0)
+            spans.append(Span("pass", begun - t0, time.perf_counter() - t0))
+        finally:
+            copied = self.host.end() if self.host is not None else []
+        out.spans = [*spans, *copied]
+        out.measured_s = time.perf_counter() - t0
+        return out
+
+    def _move(self, plan: SchedulerOutput, t0: float) -> list[Span]:
+        """Blocks to the host, copies on the device, blocks from the host, each before what may overwrite or read it.
+
+        Copies to the host that nobody waits for go on beside the pass."""
+        if plan.swaps_in or plan.swaps_out:
+            if self.host is None:
+                self.host = HostStore(self.kv, self.config.swap_blocks)
+            if (most := max(h for _, h in (*plan.swaps_in, *plan.swaps_out))) >= self.host.num_blocks:
+                raise RunnerError(f"the plan names host block {most}; there are {self.host.num_blocks}")
+            size = self.kv.block_size
+            written = {c.block_table[i] for c in plan.chunks for i in range(c.start // size, (c.start + c.num_tokens - 1) // size + 1)}
+            self.host.begin(plan.swaps_out, plan.swaps_in, written | self._writing, t0)
+        spans = []
+        if plan.copies:
+            begun = time.perf_counter()
+            self.kv.copy_blocks(plan.copies)
+            spans.append(Span("copy", begun - t0, time.perf_counter() - t0, len(plan.copies), float(len(plan.copies) * size_of_block(self.kv))))
+        back = {d for d, _ in plan.swaps_in}
+        mine = [c for c in plan.chunks if back.intersection(c.block_table)]
+        if mine:  # after a restore, or a step that failed, the host may hold something else: computed again where it does
+            self.sync({c.request_id: c.block_table for c in mine}, {c.request_id: c.tokens[: c.start] for c in mine})
+        return spans
+
+    def _execute(self, plan: SchedulerOutput, t0: float) -> RunnerOutput:
+        there = self.device_pass
         if not plan.chunks and not plan.num_padding_tokens:
             return RunnerOutput({}, measured_s=time.perf_counter() - t0, logprobs={}, gaps={}, counted={"flops": 0.0, "weight_bytes": 0.0, "kv_bytes": 0.0})
         blocks, offsets, hashes = self._contents(plan.chunks)
-        self._writing = set(blocks)
+        self._writing |= set(blocks)
         self.kv.clear(blocks, offsets)
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
@@ -169,6 +208,8 @@ class TorchRunner:
 
     def reset(self) -> None:
         self.kv.reset()
+        if self.host is not None:
+            self.host.reset()
         self._writing = set()
 
     def alone(self, request_id: str, ids: Sequence[int], cuts: Sequence[tuple[int, int]], sampling: Sampling, places: Sequence[int], table: Sequence[int],
@@ -325,6 +366,11 @@ class TorchRunner:
             "weight_bytes": float(d.layer_bytes + d.expert_bytes * touched + d.embed_row_bytes * (num_tokens + num_padding) + (d.head_bytes if num_sampled else 0)),
             "kv_bytes": self.kv.bytes_per_token / c.num_layers * seen + float(self.kv.bytes_per_token) * num_tokens,
         }
+
+
+def size_of_block(kv: KVStore) -> int:
+    """Bytes of one block in all layers."""
+    return kv.bytes_per_token * kv.block_size
 
 
 def _pairs(length: int, window: int) -> int:

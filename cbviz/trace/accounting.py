@@ -96,6 +96,10 @@ def check_trace(trace: Trace) -> None:
             assert (g.num_free_blocks, g.num_cached_blocks) == (state.num_free_blocks, cached), (
                 f"step {record.step}: gauges say {g.num_free_blocks} free blocks, {g.num_cached_blocks} of them cached; the fold has {state.num_free_blocks} and {cached}"
             )
+        if trace.has("queue"):
+            assert g.num_host_blocks == state.num_host_blocks, f"step {record.step}: gauges say {g.num_host_blocks} blocks on the host, the fold has {state.num_host_blocks}"
+            away = [h for rid in state.waiting for h in state.requests[rid].host_block_ids]
+            assert len(set(away)) == len(away), f"step {record.step}: a host block is held twice: {away}"
     sums = summary(trace)
     assert sums["tokens"]["total"] == sum(sums["tokens"][p] for p in TOKEN_PARTS), f"the run's tokens do not add up: {sums['tokens']}"
     if trace.has("tokens"):

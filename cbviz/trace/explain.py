@@ -18,6 +18,7 @@ from cbviz.trace.trace import Trace
 
 KINDS = (
     "preempted",
+    "swapped",
     "unscheduled",
     "ranking",
     "refused",
@@ -221,6 +222,10 @@ class _Step:
         for e in self.of(ev.Preempted):
             who, measure = RULES.get(e.rule, (f"chosen by the rule {e.rule!r}" if e.rule else "chosen", ""))
             lost = f"will recompute {count(e.num_tokens_lost, 'token')}" + (", less what the cache still has" if caching and e.num_tokens_lost else "")
+            if any(x.request_id == e.request_id for x in self.of(ev.SwappedOut)):
+                lost = "keeps what it computed, on the host"
+            if e.host_need:
+                lost += f" (swapping it out would take {count(e.host_need, 'host block')}, {e.host_have} {are(e.host_have)} free)"
             short = f"needs {count(e.need, 'block')}, {e.have} {are(e.have)} free"
             if e.for_id == e.request_id:
                 text = f"{e.request_id}, {who}, was preempted for want of blocks: it {short}; it {lost}"
@@ -234,6 +239,16 @@ class _Step:
                     f"Candidates to lose their blocks for {e.for_id}{by}, first to lose first: " + listed([f"{rid} ({rank})" if rank else rid for rid, rank in e.ranking], 6),
                     [rid for rid, _ in e.ranking],
                 )
+        for e in self.of(ev.SwappedOut):
+            n = len(e.block_ids)
+            self.say("swapped", f"{e.request_id} was swapped out: {count(n, 'block')} ({count(e.num_tokens, 'token')}) to the host{self.took('swap-out')}; "
+                     f"it comes back when {count(n, 'block')} {are(n)} free at once", (e.request_id,), e.block_ids)
+        for e in self.of(ev.SwappedIn):
+            n, kept = len(e.block_ids), f"{count(e.num_kept, 'block')} {are(e.num_kept)} still here, in the prefix cache" if e.num_kept else ""
+            told = f"{count(n, 'block')} from the host{self.took('swap-in')}" if n else "nothing had to be copied"
+            self.say("swapped", f"{e.request_id} was swapped in: {told}" + (f"; {kept}" if kept else "") + "; nothing is computed again", (e.request_id,), e.block_ids)
+        for e in self.of(ev.HostFreed):
+            self.say("swapped", f"{e.request_id} ended while it was swapped out: {count(len(e.host_block_ids), 'host block')} {are(len(e.host_block_ids))} free", (e.request_id,))
         for e in self.of(ev.Unscheduled):
             self.say("unscheduled", f"{e.request_id} had a share of this step; it was taken back", (e.request_id,))
         skipped: dict[str, list[str]] = {}
@@ -241,6 +256,15 @@ class _Step:
             skipped.setdefault(e.reason, []).append(e.request_id)
         for reason, ids in skipped.items():
             self.say("skipped", f"{listed(ids)} {'gets' if len(ids) == 1 else 'get'} no token in this step: {SKIPS.get(reason, reason)}", ids)
+
+    def took(self, what: str) -> str:
+        """How long the step's copies of that kind took, and how much of it went on beside the pass."""
+        mine = [s for s in self.record.spans if s.what == what]
+        if not mine or not self.trace.has("time"):
+            return ""
+        total = sum(s.end_s - s.start_s for s in mine)
+        beside = sum(max(0.0, min(s.end_s, p.end_s) - max(s.start_s, p.start_s)) for s in mine for p in self.record.spans if p.what == "pass")
+        return f" in {seconds(total)} ({self.record.clock}" + (f", {100 * beside / total:.0f} % of it beside the pass" if total and what == "swap-out" else "") + ")"
 
     def entrance(self) -> None:
         for e in self.of(ev.Starving):

@@ -24,7 +24,7 @@ class RequestState:
     """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
 
     __slots__ = ("arrival_s", "arrival_step", "block_ids", "checked_drafts", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
-                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step", "index", "last_step", "max_tokens", "num_cached_tokens",
+                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "host_block_ids", "first_token_step", "index", "last_step", "max_tokens", "num_cached_tokens",
                  "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_drafted", "output_steps", "output_texts", "output_token_ids",
                  "priority", "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason")
 
@@ -55,6 +55,8 @@ class RequestState:
         self.checked_drafts: tuple[int, list[int], int] = (-1, [], 0)
         """The last check: its step, the drafts, and how many of them were right and kept."""
         self.block_ids: list[int] = []
+        self.host_block_ids: list[int] = []
+        """Host blocks that hold its KV while it is swapped out. Never changed in place."""
         self.seat_held = False
         self.first_scheduled_step = -1
         self.first_scheduled_s = -1.0
@@ -157,6 +159,11 @@ class State:
         if n:
             return "used" if self.fill(block_id) else "reserved"
         return "cached" if self.cached[block_id] else "free"
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Host blocks that hold the KV of requests swapped out."""
+        return sum(len(self.requests[rid].host_block_ids) for rid in self.waiting)
 
     @property
     def num_free_blocks(self) -> int:
@@ -376,6 +383,16 @@ def _preempted(s: State, e: ev.Preempted, record: StepRecord) -> None:
     s.waiting.insert(e.position, e.request_id)
 
 
+def _swapped_out(s: State, e: ev.SwappedOut, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    r.host_block_ids, r.num_computed_tokens, r.code = e.host_block_ids, e.num_tokens, CODE["swapped"]
+    s.changed.add(r.index)
+
+
+def _host_freed(s: State, e: ev.SwappedIn | ev.HostFreed, record: StepRecord) -> None:
+    s.requests[e.request_id].host_block_ids = []
+
+
 def _out_of_window(s: State, e: ev.OutOfWindow, record: StepRecord) -> None:
     r = s.requests[e.request_id]
     s._drop(r, e.block_ids)
@@ -459,6 +476,7 @@ _FOLD: dict[type, Any] = {
     ev.Arrived: _arrived, ev.Starving: _executed, ev.Refused: _refused, ev.Configured: _configured, ev.Resized: _resized,
     ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
     ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
-    ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
+    ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.SwappedOut: _swapped_out, ev.SwappedIn: _host_freed, ev.HostFreed: _host_freed,
+    ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
     ev.Sampled: _sampled, ev.Proposed: _proposed, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
 }

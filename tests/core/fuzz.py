@@ -43,11 +43,14 @@ class LedgerRunner(SimRunner):
         super().__init__(SPEC, config.seed)
         self.block_size = config.block_size
         self.window = config.sliding_window
+        self.healed = 0
+        """Blocks that a copy should have brought and did not: computed again. More than 0 only after a restore or a failed step."""
         self.limit = config.max_model_len or 0
         self.slots: dict[tuple[int, int], int] = {}
         self.fail = fail
         self.before: Callable[[], None] = lambda: None
         """Called before each pass."""
+        self.host: dict[tuple[int, int], int] = {}
         self._chains: dict[str, list[int]] = {}
         self._writing: set[int] = set()
 
@@ -70,7 +73,18 @@ class LedgerRunner(SimRunner):
             drafted = [hash((chain[known - 1], *c.draft_token_ids[: j + 1])) for j in range(c.num_draft)] if c.draft_token_ids else []
             writes += [((c.block_table[p // size], p % size), chain[p] if p < known else drafted[p - known]) for p in range(c.start, end)]
         error = self.fail(plan) if self.fail is not None else None
-        self._writing = {slot[0] for slot, _ in writes}
+        moved = {d for d, _ in plan.swaps_in} | {d for _, d in plan.copies}
+        self._writing = {slot[0] for slot, _ in writes} | moved
+        assert len({h for _, h in (*plan.swaps_in, *plan.swaps_out)}) == len(plan.swaps_in) + len(plan.swaps_out), "a host block moves twice in a step"
+        for d, h in plan.swaps_out:
+            _move_block(self.slots, d, self.host, h, size)
+        for src, dst in plan.copies:
+            _move_block(self.slots, src, self.slots, dst, size)
+        for d, h in plan.swaps_in:
+            _move_block(self.host, h, self.slots, d, size)
+        if moved:  # as the real runner does: what the host does not hold any more is computed again
+            mine = [c for c in plan.chunks if moved.intersection(c.block_table)]
+            self.healed += self.sync({c.request_id: c.block_table for c in mine}, {c.request_id: c.tokens[: c.start] for c in mine})
         assert NULL_BLOCK not in self._writing, "a write to the null block"
         for slot, _ in writes:
             self.slots.pop(slot, None)
@@ -119,7 +133,15 @@ class LedgerRunner(SimRunner):
 
     def reset(self) -> None:
         self.slots.clear()
+        self.host.clear()
         self._writing = set()
+
+
+def _move_block(here: dict[tuple[int, int], int], a: int, there: dict[tuple[int, int], int], b: int, size: int) -> None:
+    for i in range(size):
+        there.pop((b, i), None)
+        if (a, i) in here:
+            there[b, i] = here[a, i]
 
 
 @dataclass
@@ -249,6 +271,7 @@ def same(state: State, s: Scheduler) -> None:
         ours = (f.status, f.seat_held, f.block_ids, f.num_computed_tokens, f.output_token_ids, f.num_preemptions, f.num_prompt_tokens, f.max_tokens, f.priority)
         theirs = (r.status.value, r.seat_held, r.block_ids, r.num_computed_tokens, r.output_token_ids, r.num_preemptions, r.num_prompt_tokens, r.max_tokens, r.priority)
         assert ours == theirs, f"{r.request_id}: the fold has {ours}, the scheduler {theirs}"
+        assert f.host_block_ids == r.host_block_ids
         if r.status.value == "running":
             assert f.num_cached_tokens == r.num_cached_tokens
         if r.status.value in ("waiting", "preempted") and r.last_wait is not None:
@@ -274,6 +297,7 @@ def finish(engine: Engine, trace: Trace, c: Case) -> None:
     s = engine.scheduler
     assert not engine.has_work and not s.requests and not s.waiting and not s.running
     assert s.pool.num_free == s.pool.num_blocks - 1, "blocks are missing"
+    assert len(s.host.free) == s.host.num_blocks, "host blocks are missing"
     state = trace.state()
     assert set(state.requests) == {x.request_id for x in c.specs}
     for spec in c.specs:

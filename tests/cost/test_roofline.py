@@ -150,3 +150,20 @@ def test_make_by_name(name: str) -> None:
     cost = make(name, TINY, devices.get("h100"))
     assert cost.name == name
     assert cost.price(plan_of((0, 5, True))).total_s > 0
+
+
+def test_swaps_are_priced_by_the_link_to_the_host() -> None:
+    """What comes in is waited for; what goes out goes beside the pass, and counts only where it takes longer."""
+    from cbviz.cost import devices, models
+
+    device = devices.get("NVIDIA H100 SXM")
+    cost = Roofline(TINY, device)
+    block = 16 * models.kv_bytes_per_token(TINY)
+    plan = SchedulerOutput(1, 16)
+    plan.chunks = [Chunk("a", 0, 8, [1] * 8, [1], True, Sampling())]
+    alone = cost.price(plan).total_s
+    plan.swaps_in, plan.swaps_out = ((1, 0), (2, 1)), ((3, 2),)
+    priced = cost.price(plan)
+    assert priced.swap_in_s == pytest.approx(2 * block / 63e9) and priced.swap_out_s == pytest.approx(block / 63e9)
+    assert priced.total_s == pytest.approx(priced.swap_in_s + max(alone, priced.swap_out_s))
+    assert devices.host_link_bytes_s(devices.get("Apple M1")) == 34e9

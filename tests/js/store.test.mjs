@@ -41,9 +41,9 @@ test("a segment that was a view into a shared buffer can be corrected without to
 });
 
 test("a run: history grows, the state follows the cursor, and words are cut to it", () => {
-  const R = new Run(head()), row = (r, code, computed, outputs, blocks) => [r, code, computed, 0, outputs, 0, 0, 0, 0, 0, 1, ...(blocks ? [blocks.length, ...blocks] : [SAME_BLOCKS])];
+  const R = new Run(head()), row = (r, code, computed, outputs, blocks) => [r, code, computed, 0, outputs, 0, 0, 0, 0, 0, 1, 0, ...(blocks ? [blocks.length, ...blocks] : [SAME_BLOCKS])];
   const series = Float64Array.of(0, 0.5, 2);
-  R.apply(head({ full: true, steps: 1, step: 1, requests: [{ id: "alpha", np: 5, mt: 9 }, { id: "beta", np: 5, mt: 9 }], out: [[0, ["Hel", "lo"], [1, 1]]], words: ["all seats"] }), { ptr: view([0, 1, 2]), seg: view([32 + 2, 32 + 1]), series: new DataView(series.buffer), rows: view([...row(0, 3, 6, 2, [1, 2]), 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 7]), words: view(new Array(16).fill(0)), queue: view([1, 1, 0]), chunks: view([0, 0, 5, 0]), marks: view([1, 2]) });
+  R.apply(head({ full: true, steps: 1, step: 1, requests: [{ id: "alpha", np: 5, mt: 9 }, { id: "beta", np: 5, mt: 9 }], out: [[0, ["Hel", "lo"], [1, 1]]], words: ["all seats"] }), { ptr: view([0, 1, 2]), seg: view([32 + 2, 32 + 1]), series: new DataView(series.buffer), rows: view([...row(0, 3, 6, 2, [1, 2]), 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 7]), words: view(new Array(16).fill(0)), queue: view([1, 1, 0]), chunks: view([0, 0, 5, 0]), marks: view([1, 2]) });
   assert.equal(R.id(0), "alpha"); assert.deepEqual(Array.from(R.rows[0].blocks), [1, 2]); assert.equal(R.rows[1].wait, "all seats"); assert.deepEqual(R.waiting, [1]); assert.deepEqual(R.running, [0]); assert.deepEqual(R.holders(2), [0]); assert.equal(R.rate(), 4);
   R.apply(head({ steps: 2, step: 2, out: [[0, ["!"], [2]]] }), { tr: view([0, 2, 3]), rows: view(row(0, 3, 7, 3)) });
   assert.deepEqual(Array.from(R.rows[0].blocks), [1, 2], "a row without blocks keeps its table"); assert.equal(R.out[0].text.slice(0, R.rows[0].outputs).join(""), "Hello!"); assert.equal(R.tl.at(0, 2).state, 3);

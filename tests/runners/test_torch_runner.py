@@ -186,10 +186,10 @@ def test_a_bad_chunk_is_refused_before_anything_is_computed(chunk: Chunk, said: 
     assert not r.kv.ledger.any() and not r.kv.layers[0].k.any()
 
 
-def test_swaps_are_refused() -> None:
+def test_a_host_block_that_is_not_there_is_refused() -> None:
     p = plan()
-    p.swaps_out = ((1, 2),)
-    with pytest.raises(RunnerError, match="no swap space"):
+    p.swaps_out = ((1, 999),)
+    with pytest.raises(RunnerError, match="names host block 999; there are 256"):
         runner().execute(p)
 
 

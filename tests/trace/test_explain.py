@@ -253,6 +253,13 @@ OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
     ([ev.Evicted(20, "a", "b", 3), ev.Evicted(21, "c", "b", 3)], {}, "2 cached blocks went to b (20, 21): what a and c left there can no longer be found"),
     ([ev.Arrived(f"n{i}", i, 5, 5) for i in range(5)], {}, "5 requests arrived: n0, n1, n2, n3 and n4"),
     ([ev.Allocated("a", [20]), ev.Allocated("b", [21]), ev.Allocated("c", [22, 23])], {}, "a and b take 1 new block each"),
+    ([ev.SwappedOut("a", [3, 4], [0, 1], 30)], {}, "a was swapped out: 2 blocks (30 tokens) to the host; it comes back when 2 blocks are free at once"),
+    (
+        [ev.SwappedIn("a", [5], [1], 1)],
+        {},
+        "a was swapped in: 1 block from the host; 1 block is still here, in the prefix cache; nothing is computed again",
+    ),
+    ([ev.HostFreed("a", [0, 1])], {}, "a ended while it was swapped out: 2 host blocks are free"),
     ([ev.Executed()], {"chunks": [ChunkRecord("a", 9, 1, "decode")]}, "The step computed 1 token of 1 request in 1.5 s (measured)"),
     ([], {"chunks": [ChunkRecord(x, 9, 1, "decode") for x in "abc"]}, "a, b and c decode one token each"),
 ]

@@ -52,7 +52,7 @@ export class Blocks {
   counts() { let used = 0, shared = 0, cached = 0, nul = 0; for (let i = 0; i < this.n; i++) { const q = this.w[2 * i + 1], r = q >>> 16; if (q & NULLBLOCK) nul++; else if (r) { used++; if (r > 1) shared++; } else if (q & CACHED) cached++; } return { used, shared, cached, free: this.n - nul - used - cached, total: this.n - nul }; }
 }
 
-export const ROW = 12, SAME_BLOCKS = 0xffffffff, STATUS = ["waiting", "running", "preempted", "finished", "refused"];
+export const ROW = 13, SAME_BLOCKS = 0xffffffff, STATUS = ["waiting", "running", "preempted", "finished", "refused"];
 export class Run {
   constructor(m) {
     Object.assign(this, { meta: m.meta, step: 0, event: null, steps: 0, words: [""], ids: [], index: new Map(), info: [], tl: new Timeline(), out: [], cols: m.series, series: m.series.map(() => []), rows: [], waiting: [], running: [], chunks: [], pad: 0, config: {} });
@@ -74,8 +74,8 @@ export class Run {
     if (buf.rows) {
       const w = u32(buf.rows);
       for (let i = 0; i < w.length;) {
-        const r = w[i], nb = w[i + 11], old = this.rows[r], blocks = nb === SAME_BLOCKS ? (old ? old.blocks : []) : w.slice(i + ROW, i + ROW + nb);
-        this.rows[r] = { code: w[i + 1], computed: w[i + 2], cached: w[i + 3], outputs: w[i + 4], preemptions: w[i + 5], wait: this.words[w[i + 6]], need: w[i + 7], have: w[i + 8], end: this.words[w[i + 9]], status: STATUS[w[i + 10]], blocks };
+        const r = w[i], nb = w[i + 12], old = this.rows[r], blocks = nb === SAME_BLOCKS ? (old ? old.blocks : []) : w.slice(i + ROW, i + ROW + nb);
+        this.rows[r] = { code: w[i + 1], computed: w[i + 2], cached: w[i + 3], outputs: w[i + 4], preemptions: w[i + 5], wait: this.words[w[i + 6]], need: w[i + 7], have: w[i + 8], end: this.words[w[i + 9]], status: STATUS[w[i + 10]], host: w[i + 11], blocks };
         t.rows.push(r); i += ROW + (nb === SAME_BLOCKS ? 0 : nb);
       }
     }

@@ -1,0 +1,74 @@
+"""Blocks on the host: where a preempted request's KV waits instead of being computed again. Bookkeeping only; a runner moves the bytes.
+
+    running --preempted, room on the host--> its computed blocks are copied out, num_computed_tokens stays
+    waiting --admitted, all blocks free at once--> copied back in (but for those that the prefix cache still holds), goes on where it stood
+
+As vLLM's v0 engine did it (`preemption_mode="swap"`, `swap_space`; PagedAttention paper, section 4.5). Different here: the request waits at its place in
+the one queue, not in a queue of its own that goes first; and where the host is full it is recomputed, where vLLM failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cbviz import events as ev
+from cbviz.core.block_pool import NULL_BLOCK
+from cbviz.core.kv_manager import KVManager
+from cbviz.core.request import Request
+from cbviz.messages import SchedulerOutput
+
+
+class HostPool:
+    """Host blocks 0 .. `num_blocks` - 1; the one given back last is given out first. Each has one owner: nothing is shared or found again here."""
+
+    def __init__(self, num_blocks: int, undo: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+        self.num_blocks = num_blocks
+        self.free = list(range(num_blocks - 1, -1, -1))
+        self.undo = undo
+
+    def take(self, n: int) -> list[int]:
+        """`n` blocks; the caller has checked that they are there."""
+        ids = [self.free.pop() for _ in range(n)]
+        self.undo.append((self.free.extend, (ids[::-1],)))
+        return ids
+
+    def give(self, ids: Sequence[int]) -> None:
+        self.free.extend(reversed(ids))
+        self.undo.append((_drop_last, (self.free, len(ids))))
+
+
+def swap_out(r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput) -> tuple[ev.SwappedOut | None, int]:
+    """Plans to copy the blocks that hold computed tokens of `r` to the host; the caller then frees them. Returns (the event to write, 0), or (None, blocks short of).
+
+    A block that this step was going to fill by a copy for `r` is read from where that copy would have come from.
+    """
+    ids = r.block_ids[r.num_null_blocks : -(-r.num_computed_tokens // kv.block_size)]
+    if len(ids) > len(host.free):
+        return None, len(ids)
+    if not ids:
+        return None, 0
+    to = host.take(len(ids))
+    plan.swaps_out += tuple(zip(ids, to, strict=True))
+    return ev.SwappedOut(r.request_id, list(ids), to, r.num_computed_tokens, r.num_null_blocks), 0
+
+
+def swap_in(r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput) -> None:
+    """Gives `r`, whose table holds what was hit, blocks for the rest of what is on the host, and plans the copies. Its host blocks are free then."""
+    first = r.num_null_blocks
+    back = r.host_block_ids[max(0, len(r.block_ids) - first) :]
+    kept = len(r.host_block_ids) - len(back)
+    ids = kv.grow(r, len(back)) if back else []
+    plan.swaps_in += tuple(zip(ids, back, strict=True))
+    host.give(r.host_block_ids)
+    kv.journal.append(ev.SwappedIn(r.request_id, ids, list(back), kept))
+    r.host_block_ids = []
+
+
+def restored_prefix(r: Request, kv: KVManager) -> list[int]:
+    """Blocks that a swapped-out request finds on the device: cached ones from its first on. With a window it looks for none: null blocks stand for what has left it."""
+    return [NULL_BLOCK] * r.num_null_blocks if kv.sliding_window else kv.find_prefix(r)
+
+
+def _drop_last(ids: list[int], n: int) -> None:
+    del ids[len(ids) - n :]
