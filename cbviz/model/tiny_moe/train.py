@@ -304,11 +304,13 @@ def picture(about: dict[str, Any]) -> str:
     out.append(f'<polyline points="{" ".join(at(line["step"], line["loss"]) for line in curve)}" fill="none" stroke="#59636e" stroke-width="1.5"/>')
     marks = {"prose": ("#0b6aa8", "4 0"), "verse": ("#d55e00", "6 3"), "code": ("#009e73", "2 3"), "sums": ("#cc79a7", "8 3 2 3")}
     held = [line for line in curve if "held_out" in line]
-    for kind, (colour, dash) in marks.items():
+    label = float("inf")
+    for kind, (colour, dash) in sorted(marks.items(), key=lambda m: held[-1]["held_out"][m[0]]):  # lowest first, so that labels make room upwards
         points = [at(line["step"], line["held_out"][kind]) for line in held]
         out.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
         end_x, end_y = points[-1].split(",")
-        out.append(f'<text x="{float(end_x) + 6:.1f}" y="{float(end_y) + 4:.1f}" fill="{colour}">{kind} {held[-1]["held_out"][kind]:.2f}</text>')
+        label = min(float(end_y) + 4, label - 14)
+        out.append(f'<text x="{float(end_x) + 6:.1f}" y="{label:.1f}" fill="{colour}">{kind} {held[-1]["held_out"][kind]:.2f}</text>')
     out.append(f'<text x="{left + 60}" y="{top + 16}" fill="#59636e">grey: training windows of all kinds; the others: held-out texts</text></svg>')
     return "\n".join(out) + "\n"
 
