@@ -52,5 +52,7 @@ def sentence(record: StepRecord) -> str:
     if s is None:
         return ""
     layer, e, n, times = s.busiest
-    return (f"Its tokens took {s.touched} of the {s.total} experts of all layers (counted), whose weights alone were read; the busiest, expert {e} of layer {layer}, "
-            f"got {n} {'choice' if n == 1 else 'choices'}, {times:.1f} times the layer's mean.")
+    text = f"Its tokens took {s.touched} of the {s.total} experts of all layers (counted); only their weights were read"
+    # With fewer choices than experts somebody always stands out.
+    full = sum((record.expert_load or [])[layer]) >= len((record.expert_load or [])[layer])
+    return text + (f". The busiest, expert {e} of layer {layer}, got {n:,} choices, {times:.1f} times that layer's mean" if full else "")

@@ -57,6 +57,7 @@ def test_words(trace: Trace) -> None:
     assert s == (4, 8, 3.0, (0, 3, 6, 4.0)) and facts.summary(trace.record(2)) is None
     told = [str(x) for x in cb.explain(trace, 3)]
     assert any("took 4 of the 8 experts" in x and "expert 3 of layer 0, got 6 choices, 4.0 times" in x for x in told)
+    assert any(str(x).endswith("only their weights were read") for x in cb.explain(some([[[1, 1, 0, 0]]]), 1))   # a lone token: no word of who is busiest
     assert not any("experts" in str(x) for x in cb.explain(trace, 2))
     text = show(trace, 3)
     assert "layer 0   e0 0  e1 0  e2 0  e3 6   1 of 4 taken, busiest 4.0 x the mean" in text and "EXPERTS" not in show(trace, 2)
