@@ -100,7 +100,10 @@ class Session:
         if runner == "torch":
             from cbviz.runners.torch_runner import TorchRunner
 
-            self.runner: Runner = TorchRunner(loaded, self.config)
+            made = TorchRunner(loaded, self.config)
+            self.runner: Runner = made
+            if made.decoder.fallback:
+                self.notes.append(made.decoder.fallback)
         elif runner == "sim":
             from cbviz.runners.sim import SimRunner
 

@@ -301,6 +301,15 @@ class Decoder:
         self._packed = self._pack() if self._whole is None else weights
 
     @property
+    def fallback(self) -> str:
+        """Why the pass runs operator by operator although these operators have it in one call; '' if it doesn't, or they have none."""
+        if self.ops.whole is None or self._whole is not None:
+            return ""
+        c = self.config
+        what = " and ".join(w for w, has in (("experts", c.num_experts), ("MLA", c.kv_lora_rank)) if has)
+        return f"The pass compiled as one call does not know {what or 'this shape'}: {c.architecture} runs operator by operator, on torch's, which costs some milliseconds a step"
+
+    @property
     def batch_invariant(self) -> bool:
         """The promise of `OpSet.batch_invariant` for whatever this decoder computes with."""
         return self.ops.batch_invariant if self._whole is None else bool(getattr(self._whole, "batch_invariant", False))

@@ -313,6 +313,8 @@ class DevicePass:
             self.refused = f"operators {decoder.ops.name!r} run the whole pass in one call"
         elif decoder.config.sparse_layers:
             self.refused = "in a mixture of experts the host looks who went where"
+        elif decoder.config.kv_lora_rank:
+            self.refused = "MLA reads its latents sequence by sequence"
         self.chosen: list[torch.Tensor] = []
         """Of a mixture: the experts of the last pass, as `Batch.chosen` has them."""
         self._recorded: dict[tuple[int, int], _Recorded] = {}

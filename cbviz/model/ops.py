@@ -135,8 +135,9 @@ def experts_loop(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, g
 
 def experts_grouped(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     """Tokens sorted by expert, two products over the groups. A token's result is summed in its own order of experts, whoever stands beside it."""
+    kind, x = x.dtype, x.to(gate_up.dtype)
     if not can_group(x.device.type, x.dtype, gate_up.shape[-1], down.shape[-1]):
-        return experts_loop(x, weights, chosen, gate_up, down)
+        return experts_loop(x, weights, chosen, gate_up, down).to(kind)
     num_tokens, num_chosen = chosen.shape
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True)
@@ -145,7 +146,7 @@ def experts_grouped(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
     y = F.grouped_mm(silu_mul(F.grouped_mm(x[order // num_chosen], gate_up.transpose(1, 2), offs=ends)), down.transpose(1, 2), offs=ends)
     back = torch.empty_like(y)
     back[order] = y
-    return (back.view(num_tokens, num_chosen, x.shape[1]) * weights[:, :, None].to(y.dtype)).sum(dim=1)
+    return (back.view(num_tokens, num_chosen, x.shape[1]) * weights[:, :, None].to(y.dtype)).sum(dim=1).to(kind)
 
 
 @functools.cache
@@ -196,6 +197,7 @@ def latent_attention_absorbed(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLaye
 
     Equal because q . (W c) = (W^T q) . c (DeepSeek-V2, section 2.1.2); it reads each latent once and expands none.
     """
+    kind, q = q.dtype, q.to(kv_b.dtype)
     rank = kv_b.shape[2]
     plain = q.shape[2] - (layer.k.shape[3] - rank)
     query = torch.cat((torch.einsum("thn,hnc->thc", q[..., :plain], kv_b[:, :plain]), q[..., plain:]), dim=-1)   # [T, H, d_c + d_rope]
@@ -209,7 +211,7 @@ def latent_attention_absorbed(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLaye
             scores = scores.masked_fill(hidden, float("-inf"))
         out[first:first + n] = torch.einsum("hqs,sc->qhc", scores.softmax(dim=-1), kept[:, :rank])
         first += n
-    return torch.einsum("thc,hvc->thv", out, kv_b[:, plain:])
+    return torch.einsum("thc,hvc->thv", out, kv_b[:, plain:]).to(kind)
 
 
 def _kept(layer: KVLayer, batch: Batch, b: int, length: int) -> torch.Tensor:

@@ -160,3 +160,26 @@ def test_parameters_are_counted(tiny: Any) -> None:
         assert spec.active_params == spec.params - looked_up - idle and spec.num_experts == c.num_experts
         assert (spec.attention == "mla") == bool(c.kv_lora_rank)
         assert c.store(2, 4).bytes_per_token == 4 * c.num_layers * (20 if c.kv_lora_rank else 2 * c.kv_size)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "deepseek-v2", "deepseek-v3"])
+def test_operators_of_any_device(name: str, tiny: Any, feed: Any) -> None:
+    """The set that a card without Triton gets, here on the CPU: exact in float32, and in 16 bits within their rounding."""
+    model = tiny(name)
+    sequence = random.Random(4).choices(range(97), k=30)
+    expected = model.expected(sequence)
+    decoder = model.ours.decoder(ops.pick("torch", "cpu"))
+    (got,) = feed(decoder, [sequence], block_size=4, pieces=lambda rng: rng.randint(1, 6))
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    (half,) = feed(model.ours.decoder(ops.pick("torch", "cpu"), precision="fast"), [sequence], block_size=4, pieces=lambda rng: 30)
+    # A rounded score may choose another expert for a token here and there: most agree.
+    close = ((half - expected).abs().amax(dim=1) < 0.3).float().mean()
+    assert half.dtype == torch.float32 and close > 0.6, close
+
+
+def test_the_compiled_pass_says_why_it_steps_back(tiny: Any) -> None:
+    kernels = ops.pick("cpu", "cpu")
+    assert tiny("mixtral").ours.decoder(ops.REFERENCE).fallback == ""
+    if kernels.whole is not None:
+        assert "does not know experts and MLA" in tiny("deepseek-v3").ours.decoder(kernels).fallback and tiny("llama").ours.decoder(kernels).fallback == ""
+        assert "does not know experts:" in tiny("olmoe").ours.decoder(kernels).fallback

@@ -29,16 +29,19 @@ PROMPTS = {
 }
 
 
-def asked(model: LoadedModel, num: int, max_tokens: int, kinds: tuple[str, ...] = tuple(PROMPTS), mixed: bool = True) -> list[RequestSpec]:
-    """`num` requests, a kind of text each, its session named after the kind. `mixed`: kind after kind in turn; else first all of one kind, then all of the next."""
+def asked(model: LoadedModel, num: int, max_tokens: int, uneven: bool = False) -> list[RequestSpec]:
+    """`num` requests, kind after kind in turn, the session named after the kind. `uneven`: lengths between a half and one and a half of `max_tokens`, so that seats come
+    free one at a time."""
     from cbviz.messages import RequestSpec, Sampling
 
     assert model.tokenizer is not None
     out = []
+    kinds = tuple(PROMPTS)
     for i in range(num):
-        kind = kinds[i % len(kinds)] if mixed else kinds[i * len(kinds) // num]
+        kind = kinds[i % len(kinds)]
         texts = PROMPTS[kind]
-        out.append(RequestSpec(f"{kind}{i}", tuple(model.tokenizer.encode(texts[i // len(kinds) % len(texts)])), max_tokens, arrival_step=0, session=kind,
+        length = max_tokens // 2 + i * 7 % (max_tokens + 1) if uneven else max_tokens
+        out.append(RequestSpec(f"{kind}{i}", tuple(model.tokenizer.encode(texts[i // len(kinds) % len(texts)])), length, arrival_step=0, session=kind,
                                sampling=Sampling(ignore_eos=True, temperature=0.8)))
     return out
 
@@ -108,16 +111,18 @@ def _products(ctx: Context, model: LoadedModel) -> Iterator[Row]:
 
 
 def _grouping(ctx: Context, model: LoadedModel, common: dict[str, Any]) -> Iterator[Row]:
-    """Few seats, many waiting requests of four kinds: who is let in beside whom."""
+    """Few seats, many waiting requests of four kinds: who is let in beside whom. Beside it what one seat more does, which needs no policy."""
     seats, num, tokens = (2, 8, 8) if ctx.quick else (4, 32, 32)
-    requests = asked(model, num, tokens)
-    runs = {p: ctx.session(requests, model, max_num_seqs=seats, policy=p, enable_prefix_caching=False, **common) for p in ("fcfs", "experts")}
+    requests = asked(model, num, tokens, uneven=True)
+    settings = {"fcfs": ("fcfs", seats), "experts": ("experts", seats), "one more": ("fcfs", seats + 1)}
+    runs = {name: ctx.session(requests, model, max_num_seqs=n, policy=p, enable_prefix_caching=False, **common) for name, (p, n) in settings.items()}
     won = ctx.contest(runs)
     read, distinct = {}, {}
     for p, s in runs.items():
-        steps = decode_steps(s, seats)
+        steps = decode_steps(s, settings[p][1])
         distinct[p] = sum(map(touched, steps)) / len(steps)
         read[p] = sum(r.counted["weight_bytes"] for r in s.trace if r.counted) / sum(len(s.request(i).output_token_ids) for i in s.request_ids)
-    yield Row(f"{seats} seats, {num} requests of four kinds", "policy experts against fcfs", benefit=measured(won.ratio("fcfs", "experts"), "x as fast"),
-              cost=counted(100 * (read["experts"] / read["fcfs"] - 1), "% weight bytes a token (below 0: fewer)"), check=same_tokens(runs["fcfs"], runs["experts"]),
-              note=f"distinct experts a layer and full step: fcfs {distinct['fcfs']:.2f}, experts {distinct['experts']:.2f}")
+    for name, versus in (("experts", "policy experts against fcfs"), ("one more", f"fcfs with {seats + 1} seats against fcfs")):
+        yield Row(f"{seats} seats, {num} requests of four kinds", versus, benefit=measured(won.ratio("fcfs", name), "x as fast"),
+                  cost=counted(100 * (read[name] / read["fcfs"] - 1), "% weight bytes a token (below 0: fewer)"), check=same_tokens(runs["fcfs"], runs[name]),
+                  note=f"distinct experts a layer in a full step: {distinct['fcfs']:.2f} against {distinct[name]:.2f}")
