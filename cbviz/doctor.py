@@ -108,7 +108,8 @@ def _torch() -> Finding:
         from cbviz.model import ops
 
         picked = ops.pick("auto", "cpu")
-        return Finding("torch", "ok", f"{version}, operators on the CPU: {picked.name} ({picked.about})")
+        others = "; mixtures of experts and MLA run operator by operator" if picked.whole is not None else ""
+        return Finding("torch", "ok", f"{version}, operators on the CPU: {picked.name} ({picked.about}){others}")
     except Exception as e:  # a broken wheel fails in many ways
         return Finding("torch", "missing", f"{version}, but it cannot be loaded: {type(e).__name__}: {e}", NO_MODEL, "pip install --force-reinstall torch")
 

@@ -174,4 +174,4 @@ def op_set(built: native.Native) -> OpSet:
             raise MemoryError("no memory for the kernels' own buffers")
         return best.tolist(), gap.tolist(), total.tolist()
 
-    return replace(cpu_ops.CPU, name="compiled", about=f"one call a step, {built.about}; mixtures of experts and MLA operator by operator", whole=whole, choose=choose)
+    return replace(cpu_ops.CPU, name="compiled", about=f"one call a step, {built.about}", whole=whole, choose=choose)
