@@ -176,7 +176,7 @@ def test_preempted_cached_cut_and_aborted_a_request_has_the_logits_of_one_alone(
     need = max(-(-(len(x.prompt_token_ids) + x.max_tokens) // size) for x in specs)
     fields: dict[str, Any] = {"discipline": data.draw(st.sampled_from(list(DISCIPLINES))), "policy": data.draw(st.sampled_from(("fcfs", "sjf", "lpm"))), "block_size": size,
                               "num_blocks": need + 2 + data.draw(st.integers(0, need)), "max_num_seqs": 4, "kernels": kernels,
-                              "precision": data.draw(st.sampled_from(("exact", "fast")))}
+                              "precision": data.draw(st.sampled_from(("exact", "fast"))), "preemption_mode": data.draw(st.sampled_from(("recompute", "swap")))}
     if DISCIPLINES[fields["discipline"]].chunked:
         fields["max_num_batched_tokens"] = data.draw(st.sampled_from((5, 16)))
     r, s = busy(m, specs, {data.draw(st.integers(2, 9)): "r1"}, **fields)

@@ -39,7 +39,7 @@ TELLS: dict[str, tuple[str, ...]] = {
     "08": ("31 of 60 requests took more than 200 ms", "watermark was changed from 0.0 to 0.5", "are free above the watermark", "old watermark"),
     "09": ("accept-the-drafts: ", "32                  7.9"),
     "10": ("contiguous                    40.8%          5.7%     31.5%       10.8%", "the same tokens in all three: True",
-           "the longest free run has 3 (external fragmentation)", "68.6", "fill-the-pool: "),
+           "the longest free run has 3 (external fragmentation)", "68.6", "the same tokens in both: True", "fill-the-pool: "),
 }
 
 
