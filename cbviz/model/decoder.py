@@ -44,7 +44,7 @@ class DecoderConfig:
     rms_norm_eps: float
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, float | str] = field(default_factory=dict)
-    """Empty; or `rope_type` `linear` with `factor`; or `llama3` with its four figures."""
+    """Empty; or `rope_type` `linear` with `factor`; or `llama3` with its four figures; or, for MLA, `yarn` with its own."""
     tied_embeddings: bool = True
     qk_norm: bool = False
     """RMS norm of each query and key head before rotation (Qwen3)."""
@@ -209,7 +209,32 @@ class DecoderConfig:
             waves = original * freq / (2 * math.pi)   # full turns inside the original context
             keep = ((waves - low) / (high - low)).clamp(0, 1)
             return freq * (keep + (1 - keep) / factor)
-        raise ModelError(f"rope_scaling has rope_type {kind!r}; built are default, linear, llama3")
+        if kind == "yarn" and self.kv_lora_rank:
+            # Fast waves keep their frequency, slow ones are stretched by the factor, with a ramp between (YaRN, section 3.2).
+            fast, slow, original = (float(self.rope_scaling.get(k) or d) for k, d in (("beta_fast", 32), ("beta_slow", 1), ("original_max_position_embeddings", self.max_context)))
+            low, high = (dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(self.rope_theta)) for turns in (fast, slow))
+            first, last = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
+            stretched = ((torch.arange(dim // 2).float() - first) / max(last - first, 0.001)).clamp(0, 1)
+            return freq * (1 - stretched) + freq / factor * stretched
+        raise ModelError(f"rope_scaling has rope_type {kind!r}; built are default, linear, llama3, and yarn for MLA")
+
+    def _yarn(self, of: str) -> float:
+        """YaRN's correction of the attention's temperature, 0.1 m ln(factor) + 1 with m the config's `of`; 1 without YaRN."""
+        if self.rope_scaling.get("rope_type") != "yarn" or float(self.rope_scaling["factor"]) <= 1:
+            return 1.0
+        return 0.1 * float(self.rope_scaling.get(of) or 0.0) * math.log(float(self.rope_scaling["factor"])) + 1.0
+
+    @property
+    def rope_factor(self) -> float:
+        """By what cosines and sines are multiplied: YaRN's mscale over mscale_all_dim; 1 without it."""
+        if self.rope_scaling.get("mscale") and self.rope_scaling.get("mscale_all_dim"):
+            return self._yarn("mscale") / self._yarn("mscale_all_dim")
+        return 0.1 * math.log(max(1.0, float(self.rope_scaling["factor"]))) + 1.0 if self.rope_scaling.get("rope_type") == "yarn" else 1.0
+
+    @property
+    def score_scale(self) -> float:
+        """By what scores are multiplied before the softmax."""
+        return self.head_dim**-0.5 * self._yarn("mscale_all_dim")**2
 
     def spec(self, name: str, params: int, precision: str = "exact") -> ModelSpec:
         """What cost models and planners need: sizes as this engine holds them in that precision."""
@@ -343,6 +368,8 @@ class Decoder:
             return self._whole(token_ids, positions, batch, kv, sample_rows)
         c, w, ops = self.config, self._packed, self.ops
         cos, sin = ops.angles(positions, w.inverse_frequencies)
+        if c.rope_factor != 1:
+            cos, sin = cos * c.rope_factor, sin * c.rope_factor
         residual = rows(w.embed, token_ids)
         x = ops.rms_norm(residual, w.layers[0].attn_norm, c.rms_norm_eps)
         for i, layer in enumerate(w.layers):
@@ -399,7 +426,7 @@ class Decoder:
         plain, turning = q.reshape(num_tokens, c.num_heads, c.head_dim).split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
         turned = ops.rope(torch.cat((turning, key[:, None]), dim=1), cos, sin)
         write_latent(torch.cat((ops.rms_norm(latent.contiguous(), layer.kv_a_norm, _LATENT_EPS), turned[:, -1]), dim=-1), cache, batch)
-        y = ops.latent_attention(torch.cat((plain, turned[:, :-1]), dim=-1), cast(torch.Tensor, layer.kv_b), cache, batch, c.head_dim**-0.5)
+        y = ops.latent_attention(torch.cat((plain, turned[:, :-1]), dim=-1), cast(torch.Tensor, layer.kv_b), cache, batch, c.score_scale)
         return y.reshape(num_tokens, c.out_size)
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:

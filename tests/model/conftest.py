@@ -19,6 +19,8 @@ from cbviz.model.ops import Batch
 VOCAB = 97
 SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
                          "max_position_embeddings": 128, "initializer_range": 0.3, "rms_norm_eps": 1e-5}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
+                        "rope_theta": 10_000.0}
 MLA: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 10, "moe_intermediate_size": 12,
                        "num_experts_per_tok": 2, "first_k_dense_replace": 1}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,6 +42,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-groups": ("DeepseekV2", MLA | {"q_lora_rank": 14, "n_routed_experts": 8, "n_shared_experts": 1, "topk_method": "group_limited_greedy", "n_group": 4,
                                                "topk_group": 2}),
     "deepseek-v3": ("DeepseekV3", MLA | {"q_lora_rank": 14, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2}),
+    "deepseek-v2-yarn": ("DeepseekV2", MLA | {"q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 1, "topk_method": "greedy", "rope_parameters": YARN}),
+    "deepseek-v3-yarn": ("DeepseekV3", MLA | {"q_lora_rank": 14, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "qk_rope_head_dim": 8,
+                                             "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.6, "beta_fast": 8}}),
     "deepseek-v3-halves": ("DeepseekV3", MLA | {"q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "rope_interleave": False}),
 }
 

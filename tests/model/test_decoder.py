@@ -20,7 +20,7 @@ def op_set(name: str) -> ops.OpSet:
 
 DENSE = ["llama", "llama-biases", "llama-linear", "llama-llama3", "mistral-window", "qwen2", "qwen2-window", "qwen3"]
 MIXTURES = ["mixtral", "qwen3-moe", "qwen3-moe-raw", "olmoe"]
-LATENT = ["deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-halves"]
+LATENT = ["deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-halves", "deepseek-v2-yarn", "deepseek-v3-yarn"]
 ALL = DENSE + MIXTURES + LATENT
 
 
@@ -40,8 +40,8 @@ def test_whole_prompt_equals_transformers(name: str, kernels: str, tiny: Any, fe
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 16])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name, block_size", [(n, b) for n in DENSE for b in (1, 7, 16)] + [(n, 7) for n in MIXTURES + LATENT] +
+                         [(n, b) for n in ("qwen3-moe", "deepseek-v3") for b in (1, 16)])
 def test_pieces_mixed_in_one_batch_equal_transformers(name: str, block_size: int, tiny: Any, feed: Any) -> None:
     """Chunks and decodes of several requests together, scattered blocks: the same logits as each request whole and alone."""
     model = tiny(name)
