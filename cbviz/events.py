@@ -121,6 +121,24 @@ class Admitted(Event):
     seat: int
 
 
+class Forked(Event):
+    """The request's prompt is computed: its other sequences have come to life, seated behind it, and share the blocks that hold the prompt's `num_tokens` tokens."""
+
+    request_id: str
+    child_ids: list[str]
+    block_ids: list[int]
+    num_tokens: int
+
+
+class Copied(Event):
+    """Copy-on-write: the request is about to write into block `src`, which others hold too, so place `place` of its table is block `dst` from now on, a copy."""
+
+    request_id: str
+    src: int
+    dst: int
+    place: int
+
+
 class Evicted(Event):
     """A cached block nobody used was given to `by`; its content can no longer be found. `owner` held it last, `idle_steps` ago."""
 
@@ -291,6 +309,6 @@ class Freed(Event):
 
 AnyEvent = (
     Arrived | Resized | Starving | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
-    | SwappedOut | SwappedIn | HostFreed
+    | SwappedOut | SwappedIn | HostFreed | Forked | Copied
     | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Proposed | Finished | SeatHeld | SeatsFreed | Freed
 )

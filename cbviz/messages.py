@@ -46,11 +46,15 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: the run's seed."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1
+    """Sequences from one prompt, which is computed once. Sequence 0 keeps the request's id, sequence i is `ID.i` and draws as a request of that id would: what it says
+    is what a request `ID.i` with the same prompt says. All need a seat at once; their outputs are reserved, where a discipline does so, for sequence 0 alone."""
 
     def __post_init__(self) -> None:
         for field in ("temperature", "top_p"):
             _number("", field, getattr(self, field))
         _whole("", "top_k", self.top_k)
+        _whole("", "n", self.n, 1)
         if self.seed is not None:
             _whole("", "seed", self.seed)
         if not isinstance(self.stop_token_ids, tuple) or any(isinstance(t, bool) or not isinstance(t, int) for t in self.stop_token_ids):
@@ -85,6 +89,8 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
     session: str | None = None
+    parent: str | None = None
+    """The request whose prompt this sequence was forked from (`Sampling.n`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
@@ -111,6 +117,16 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 
+def child_spec(spec: RequestSpec, i: int) -> RequestSpec:
+    """Sequence `i` of the request, from 1 on, as a request of its own."""
+    return msgspec.structs.replace(spec, request_id=f"{spec.request_id}.{i}", parent=spec.request_id, sampling=msgspec.structs.replace(spec.sampling, n=1))
+
+
+def sequence_ids(spec: RequestSpec) -> list[str]:
+    """Ids of all sequences of the request, its own first."""
+    return [spec.request_id, *(f"{spec.request_id}.{i}" for i in range(1, spec.sampling.n))]
+
+
 class Chunk:
     """One request's share of one step.
 
@@ -119,7 +135,7 @@ class Chunk:
     `draft_token_ids`, which do not stand in `tokens`. If `sample`, the logits of the last position (and of each draft) yield tokens.
     """
 
-    __slots__ = ("block_table", "draft_token_ids", "num_draft", "num_tokens", "request_id", "sample", "sampling", "start", "tokens")
+    __slots__ = ("block_table", "draft_token_ids", "fork_ids", "num_draft", "num_tokens", "request_id", "sample", "sampling", "start", "tokens")
 
     def __init__(self, request_id: str, start: int, num_tokens: int, tokens: list[int], block_table: list[int], sample: bool, sampling: Sampling,
                  num_draft: int = 0, draft_token_ids: list[int] | None = None) -> None:
@@ -132,6 +148,8 @@ class Chunk:
         self.sampling = sampling
         self.num_draft = num_draft
         self.draft_token_ids = draft_token_ids
+        self.fork_ids: list[str] = []
+        """Sequences that are forked from this one in this step: each gets a token of its own from the logits of the last position."""
 
     def __repr__(self) -> str:
         return f"Chunk({self.request_id}, {self.start}+{self.num_tokens}, sample={self.sample})"
@@ -315,6 +333,8 @@ class Gauges(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Blocks with no reference, cached ones included (vLLM's meaning)."""
     num_cached_blocks: int = 0
     """Of these, the ones that can still be hit."""
+    num_saved_blocks: int = 0
+    """Blocks more that would be in use if nobody shared any: each block counts once less than it has holders."""
     num_host_blocks: int = 0
     """Host blocks that hold the KV of requests swapped out."""
 
@@ -367,4 +387,4 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
 
 
 __all__ = ["AnyEvent", "Chunk", "ChunkRecord", "ConfigError", "Drafting", "Gauges", "RequestError", "RequestSpec", "RunnerOutput", "Sampling", "SchedulerOutput",
-           "SlotAccount", "Span", "StepCost", "StepProfile", "StepRecord", "TokenAccount"]
+           "SlotAccount", "Span", "StepCost", "StepProfile", "StepRecord", "TokenAccount", "child_spec", "sequence_ids"]

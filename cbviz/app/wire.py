@@ -33,7 +33,7 @@ CACHED, NULL = 1, 2
 MOST_FOLDS = 200
 """A jump of more steps is sent in full: folding them one by one would cost more."""
 
-_TABLE_EVENTS = (ev.Allocated, ev.Shared, ev.Preempted, ev.Freed, ev.OutOfWindow)
+_TABLE_EVENTS = (ev.Allocated, ev.Shared, ev.Preempted, ev.Freed, ev.OutOfWindow, ev.Copied)
 
 
 def words(values: list[int]) -> bytes:
@@ -52,6 +52,8 @@ class Wire:
         self._sent: list[int] = []
         """Segments sent, a request."""
         self._index: dict[str, int] = {}
+        self._asked: dict[str, dict[str, Any]] = {}
+        """What was sent of each request, by id."""
         self._words: dict[str, int] = {"": 0}
         self._queue: tuple[list[str], list[str]] | None = None
         self.view: State | None = None
@@ -104,6 +106,11 @@ class Wire:
                     texts = record.texts.get(e.request_id) if record.texts else None
                     pieces.extend(texts if texts is not None and len(texts) == len(e.token_ids) else [f" {t}" for t in e.token_ids])
                     at.extend([record.step] * len(e.token_ids))
+                elif isinstance(e, ev.Forked):
+                    first = next(q for q in (*requests, *self._asked.values()) if q["id"] == e.request_id)
+                    for child in e.child_ids:
+                        self._index[child] = len(self._index)
+                        requests.append({**first, "id": child, "at": record.step})
                 elif isinstance(e, (ev.Arrived, ev.Refused)):
                     spec = prompts.get(e.request_id)
                     self._index[e.request_id] = len(self._index)
@@ -113,6 +120,7 @@ class Wire:
             figures.extend(_figures(record, sampled))
         if requests:
             head["requests"] = requests
+            self._asked.update({q["id"]: q for q in requests})
         if out:
             head["out"] = [[i, *v] for i, v in out.items()]
         if figures:
@@ -170,6 +178,8 @@ class Wire:
         record = trace.records[cursor.step - 1] if cursor.step else None
         if record is not None:
             head["pad"] = record.num_padding_tokens
+            if copies := [[e.src, e.dst] for e in record.events if isinstance(e, ev.Copied)]:
+                head["copies"] = copies
             if record.expert_load:
                 head["experts"] = self._experts(trace, cursor.step, record.expert_load)
         parts["chunks"] = words(self._chunks(record) if record is not None else [])
@@ -188,6 +198,7 @@ class Wire:
                 blocks |= view.touched
                 marks = view.touched.copy()
                 tables.update(e.request_id for e in record.events if isinstance(e, _TABLE_EVENTS))
+                tables.update(i for e in record.events if isinstance(e, ev.Forked) for i in e.child_ids)
             return view, blocks, marks, tables
         if cursor.step == 0:
             view = State(trace.header.num_blocks, trace.header.block_size, trace.header.config)

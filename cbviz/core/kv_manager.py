@@ -36,6 +36,8 @@ class KVManager:
         self.contiguous = contiguous
         """How a run of blocks is chosen (`first-fit`, `best-fit`); '': blocks are taken one by one, wherever they lie."""
         self.journal = journal
+        self.copies: list[tuple[int, int]] = []
+        """Blocks that this step copies, as (source, destination), in order; the scheduler empties it."""
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = pool.undo
         self._extra = f"window {sliding_window}".encode() if sliding_window else b""
 
@@ -134,15 +136,40 @@ class KVManager:
         end = r.num_computed_tokens + num_new
         slots = max(end + num_lookahead, reserve_tokens)
         need = self.blocks_for(slots) - len(r.block_ids)
-        if need > 0:
-            if need > self.pool.num_free:
-                return need, self.pool.num_free
-            self.grow(r, need)
+        shared = r.shares_tail and self._writes_shared(r)
+        if need > 0 or shared:
+            if max(0, need) + shared > self.pool.num_free:
+                return max(0, need) + shared, self.pool.num_free
+            if shared:
+                self.copy_tail(r)
+            if need > 0:
+                self.grow(r, need)
+        if r.shares_tail:
+            self.undo.append((_set_shares, (r,)))
+            r.shares_tail = False  # what it writes from here on is its own
         if self.pool.enable_caching:
             full = min(end, r.num_tokens) // self.block_size
             if full > r.num_cached_blocks:
                 self._cache_full(r, full)
         return None
+
+    def _writes_shared(self, r: Request) -> bool:
+        """Would the next token go into a block that others hold too?"""
+        place, offset = divmod(r.num_computed_tokens, self.block_size)
+        return offset > 0 and place < len(r.block_ids) and self.pool.ref_count[r.block_ids[place]] > 1
+
+    def copy_tail(self, r: Request) -> None:
+        """Copy-on-write: a block of its own for the place that is written next. The caller has checked that one is free."""
+        place = r.num_computed_tokens // self.block_size
+        src = r.block_ids[place]
+        (dst,), evicted = self.take(1, r.request_id)
+        for b, owner, idle in evicted:
+            self.journal.append(ev.Evicted(b, owner, r.request_id, idle))
+        self.undo.append((_set_place, (r, place, src)))
+        r.block_ids[place] = dst
+        self.pool.free([src], r.request_id)
+        self.copies.append((src, dst))
+        self.journal.append(ev.Copied(r.request_id, src, dst, place))
 
     def grow(self, r: Request, n: int) -> list[int]:
         """`n` more blocks at the end of the table; the caller has checked that they are there."""
@@ -208,6 +235,14 @@ class KVManager:
 
 def _cut_table(r: Request, length: int) -> None:
     del r.block_ids[length:]
+
+
+def _set_place(r: Request, place: int, b: int) -> None:
+    r.block_ids[place] = b
+
+
+def _set_shares(r: Request) -> None:
+    r.shares_tail = True
 
 
 def _set_cached(r: Request, n: int) -> None:

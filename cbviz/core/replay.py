@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cbviz import events as ev
+from cbviz.core.groups import fork
 from cbviz.core.request import Request, Status
 from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, Scheduler, overtakes
 from cbviz.messages import RequestSpec, StepRecord
@@ -76,6 +77,7 @@ class _Teller:
         r.arrival_s = e.arrival_s
         s.num_arrived += 1
         s.requests[r.request_id] = r
+        s.has_groups = s.has_groups or r.num_forks > 0
         s.waiting.insert(e.position, r)
 
     def resized(self, e: ev.Resized) -> None:
@@ -133,6 +135,7 @@ class _Teller:
         if s.pool.enable_caching:
             r.num_cached_blocks = max(r.num_cached_blocks, min(e.start + e.num_tokens, r.num_tokens) // s.kv.block_size)
         r.draft_token_ids = []
+        r.shares_tail = False
         self.planned[e.request_id] = e
 
     def unscheduled(self, e: ev.Unscheduled) -> None:
@@ -144,11 +147,25 @@ class _Teller:
         r.max_computed = max(r.max_computed, r.num_computed_tokens)
         s.kv.free(r)
         r.num_computed_tokens = 0
+        r.shares_tail = False
         r.num_preemptions += 1
         r.draft_token_ids = []
         r.status, r.queued_step, r.last_wait = Status.PREEMPTED, self.step, None
         s.running.remove(r)
         s.waiting.insert(e.position, r)
+
+    def forked(self, e: ev.Forked) -> None:
+        r = self.request(e.request_id)
+        if [c.request_id for c in fork(self.s, r, e.num_tokens)] != list(e.child_ids):
+            raise self.wrong(f"{e.request_id} forks other sequences than {e.child_ids}")
+
+    def copied(self, e: ev.Copied) -> None:
+        r, kv = self.request(e.request_id), self.s.kv
+        if r.num_computed_tokens // kv.block_size != e.place or not kv.pool.num_free:
+            raise self.wrong(f"{e.request_id} copies place {e.place} of its table")
+        kv.copy_tail(r)
+        if r.block_ids[e.place] != e.dst:
+            raise self.wrong(f"{e.request_id} copies to block {e.dst}, the pool gives {r.block_ids[e.place]}")
 
     def swapped_out(self, e: ev.SwappedOut) -> None:
         r, host = self.request(e.request_id), self.s.host
@@ -231,6 +248,7 @@ _APPLY: dict[type, Any] = {
     ev.Reordered: _Teller.reordered, ev.NotAdmitted: _Teller.not_admitted, ev.Admitted: _Teller.admitted, ev.Shared: _Teller.shared,
     ev.Allocated: _Teller.allocated, ev.BlockCached: _Teller.block_cached, ev.Scheduled: _Teller.scheduled, ev.Unscheduled: _Teller.unscheduled, ev.Preempted: _Teller.preempted,
     ev.SwappedOut: _Teller.swapped_out, ev.SwappedIn: _Teller.swapped_in, ev.HostFreed: _Teller.host_freed,
+    ev.Forked: _Teller.forked, ev.Copied: _Teller.copied,
     ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Proposed: _Teller.proposed,
     ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
     ev.SeatHeld: _Teller.seat_held, ev.SeatsFreed: _Teller.seats_freed,

@@ -28,9 +28,9 @@ class Request:
     """
 
     __slots__ = ("arrival_s", "block_hashes", "block_ids", "draft_token_ids", "finish_reason", "host_block_ids", "is_prefill_chunk", "last_wait", "max_computed", "max_tokens",
-                 "num_cached_blocks", "num_cached_tokens", "num_computed_tokens", "num_null_blocks", "num_overtaken", "num_preemptions",
-                 "num_prompt_tokens", "output_end", "priority",
-                 "queued_step", "rank", "request_id", "sampling", "seat_held", "seq", "spec", "status", "stop_ids", "surroundings", "token_ids", "view")
+                 "num_cached_blocks", "num_cached_tokens", "num_computed_tokens", "num_forks", "num_null_blocks", "num_overtaken", "num_preemptions", "num_prompt_tokens",
+                 "output_end", "priority", "queued_step", "rank", "request_id", "sampling", "seat_held", "seq", "shares_tail", "spec", "status", "stop_ids", "surroundings",
+                 "token_ids", "view")
 
     def __init__(self, spec: RequestSpec, seq: int, stop_ids: frozenset[int], step: int = 0, use_output_len: bool = False) -> None:
         self.spec = spec
@@ -58,6 +58,10 @@ class Request:
         self.block_ids: list[int] = []
         self.host_block_ids: list[int] = []
         """Host blocks that hold its computed tokens while it is swapped out, from place `num_null_blocks` on. Never changed in place."""
+        self.num_forks = spec.sampling.n - 1
+        """Sequences still to be forked from it when its prompt is computed."""
+        self.shares_tail = False
+        """Others may hold its last block too: before it writes there it must look."""
         self.num_null_blocks = 0
         """Leading places of the table that a sliding window has emptied."""
         self.block_hashes: list[bytes] = []

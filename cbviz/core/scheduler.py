@@ -22,16 +22,17 @@ from typing import Any
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool
+from cbviz.core.groups import fork, seats_to_come, spec_of
 from cbviz.core.kv_manager import KVManager
 from cbviz.core.policy import Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
 from cbviz.core.request import Request, Status
 from cbviz.core.speculative import drafts_for, get_proposer
 from cbviz.core.swap import HostPool, restored_prefix, swap_in, swap_out
 from cbviz.events import AnyEvent
-from cbviz.messages import Chunk, ChunkRecord, Drafting, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount
+from cbviz.messages import Chunk, ChunkRecord, Drafting, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount, sequence_ids
 
 _SAVED = ("status", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "last_wait", "queued_step",
-          "seat_held", "finish_reason", "rank", "num_overtaken", "is_prefill_chunk", "host_block_ids")
+          "seat_held", "finish_reason", "rank", "num_overtaken", "is_prefill_chunk", "host_block_ids", "num_forks", "shares_tail")
 NO_DRAFT = -1
 """Stands in a plan for a draft that is none: computed, and never right."""
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -77,6 +78,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.step = 0
         """Steps scheduled so far."""
+        self.has_groups = False
+        """Some request has had several sequences (`Sampling.n`)."""
         self.num_arrived = 0
         self.num_finished = 0
         self.finished_ids: list[str] = []
@@ -157,6 +160,7 @@ class Scheduler:
         self._save_queues()
         self.num_arrived += 1
         self.requests[r.request_id] = r
+        self.has_groups = self.has_groups or r.num_forks > 0
         position = self._enqueue(r, now_s)
         self.journal.append(ev.Arrived(r.request_id, position, r.num_prompt_tokens, r.max_tokens, r.arrival_s, r.priority))
         return r
@@ -176,7 +180,14 @@ class Scheduler:
         del self.requests[r.request_id]
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
-        """Ends an unfinished request in any state; its blocks come back at once. False if there is nothing to end."""
+        """Ends an unfinished request in any state, and the sequences forked from it; blocks come back at once. False if there is nothing to end."""
+        done = self._abort(request_id, reason)
+        if self.has_groups:
+            for child in [x.request_id for x in self.requests.values() if x.spec.parent == request_id]:
+                done = self._abort(child, reason) or done
+        return done
+
+    def _abort(self, request_id: str, reason: str) -> bool:
         r = self.requests.get(request_id)
         if r is None or r.status is Status.FINISHED:
             return False
@@ -277,6 +288,7 @@ class Scheduler:
         plan = SchedulerOutput(self.step, self.block_size)
         plan.finished_ids, self.finished_ids = self.finished_ids, []
         self.chunk_records = []
+        self.kv.copies = []
         self._shares = []
         self._num_preempted = 0
         self._prefill_ran = False
@@ -304,6 +316,7 @@ class Scheduler:
                 order = sorted(order, key=_is_prefill)
             self._run(plan, order)
             self._admit(plan)
+        plan.copies = tuple(self.kv.copies)
         self._advance(plan)
         return plan
 
@@ -364,7 +377,7 @@ class Scheduler:
                 i += 1
                 continue
             end = start + n
-            if windowed or end + ahead > len(r.block_ids) * bs or (caching and end // bs > r.num_cached_blocks):
+            if windowed or r.shares_tail or end + ahead > len(r.block_ids) * bs or (caching and end // bs > r.num_cached_blocks):
                 short = kv.allocate(r, n, num_lookahead=ahead)
                 while short is not None:
                     victim = self._victim()
@@ -394,6 +407,8 @@ class Scheduler:
             r.draft_token_ids = []  # those cut off are forgotten too
         plan.chunks.append(Chunk(r.request_id, start, n, r.token_ids, r.block_ids, sample, r.sampling, num_draft,
                                  None if not num_draft else [NO_DRAFT] * num_draft if padding else drafts[:num_draft]))
+        if r.num_forks and sample:
+            plan.chunks[-1].fork_ids = sequence_ids(r.spec)[1:]
         self._shares.append(r)
         self._budget -= n
         again = min(start + n, r.max_computed) - start if start < r.max_computed else 0
@@ -470,8 +485,12 @@ class Scheduler:
         lost = victim.num_computed_tokens
         victim.max_computed = max(victim.max_computed, lost)
         swapped, too_many = swap_out(victim, self.kv, self.host, plan) if self.config.preemption_mode == "swap" else (None, 0)
+        if self.kv.copies:
+            gone = set(victim.block_ids)
+            self.kv.copies = [x for x in self.kv.copies if x[1] not in gone]
         ids = self.kv.free(victim)
         victim.num_computed_tokens = 0
+        victim.shares_tail = False
         if swapped is not None:
             victim.num_computed_tokens, victim.num_null_blocks, victim.host_block_ids, lost = lost, swapped.first_index, swapped.host_block_ids, 0
         victim.num_preemptions += 1
@@ -508,8 +527,8 @@ class Scheduler:
             if self._budget <= 0:
                 self._wait(r, "budget", 1, 0)
                 break
-            if len(self.running) >= config.max_num_seqs:
-                self._wait(r, "seats", 1, 0)
+            if len(self.running) + (seats_to_come(self.running) + r.num_forks if self.has_groups else 0) >= config.max_num_seqs:
+                self._wait(r, "seats", 1 + r.num_forks, max(0, config.max_num_seqs - len(self.running) - seats_to_come(self.running)) if r.num_forks else 0)
                 break
             if not admits(self.policy, r, self._now):
                 self._wait(r, "policy", 0, 0)
@@ -521,7 +540,7 @@ class Scheduler:
             threshold = config.long_prefill_token_threshold
             if len(self.running) + len(self.waiting) == 1:
                 threshold = 0
-            padding = n == 1 and rules.pad_drafts and self._pads_drafts(cached, running_ran, threshold)
+            padding = n == 1 and not r.num_forks and rules.pad_drafts and self._pads_drafts(cached, running_ran, threshold)
             if padding:
                 wanted = n = 1 + config.num_speculative_tokens
                 if n > self._budget:
@@ -683,12 +702,17 @@ class Scheduler:
     def _slot_account(self) -> SlotAccount:
         bs, pool = self.kv.block_size, self.pool
         partly = reserved = 0
+        shared: dict[int, int] = {}
         for r in self.running:
             empty = len(r.block_ids) * bs - r.num_computed_tokens
             if empty > 0:  # a finished row that only holds its seat has no blocks any more
                 tail = -r.num_computed_tokens % bs
-                partly += tail
                 reserved += empty - tail
+                if self.has_groups and tail and pool.ref_count[b := r.block_ids[r.num_computed_tokens // bs]] > 1:
+                    shared[b] = min(tail, shared.get(b, tail))  # counts once, as far as the one who has come furthest
+                else:
+                    partly += tail
+        partly += sum(shared.values())
         usable = pool.num_blocks - 1
         total, cached = usable * bs, pool.num_cached_free * bs
         free = pool.num_free * bs - cached
@@ -707,6 +731,8 @@ class Scheduler:
                 n = len(got.get(c.request_id) or ())
                 if not n:
                     raise RunnerOutputError(f"step {plan.step}: the runner returned no token for {c.request_id}")
+                if c.fork_ids and any(len(got.get(i) or ()) != 1 for i in c.fork_ids):
+                    raise RunnerOutputError(f"step {plan.step}: the runner returned no token for a sequence of {c.request_id}: {', '.join(c.fork_ids)} need one each")
                 if n > 1 + c.num_draft:
                     raise RunnerOutputError(f"step {plan.step}: the runner returned {n} tokens for {c.request_id}, whose {c.num_draft} drafts allow {1 + c.num_draft}")
         proposed = self._propose(plan, out) if self.proposer is not None else {}
@@ -717,6 +743,7 @@ class Scheduler:
             if not c.sample:
                 continue
             new = got[c.request_id]
+            children = fork(self, r, c.start + c.num_tokens) if c.fork_ids else []
             if out.routed:
                 self.note_routed(r, out.routed[c.request_id])
             kept, reason, stop = self._kept(r, new)
@@ -731,6 +758,14 @@ class Scheduler:
             if reason:
                 ended = True
                 self._finish(r, reason, stop)
+            for child in children:
+                first = got[child.request_id]
+                _, reason, stop = self._kept(child, first)
+                child.token_ids.extend(first)
+                journal.append(ev.Sampled(child.request_id, first))
+                if reason:
+                    ended = True
+                    self._finish(child, reason, stop)
         if num_rejected:
             t = self.tokens
             self.tokens = TokenAccount(t.total, t.useful - num_rejected, t.recomputed, t.padded, num_rejected)
@@ -918,6 +953,7 @@ class Scheduler:
                     "host_block_ids": list(r.host_block_ids),
                     "num_null_blocks": r.num_null_blocks, "num_cached_blocks": r.num_cached_blocks, "draft_token_ids": list(r.draft_token_ids), "queued_step": r.queued_step,
                     "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason, "num_overtaken": r.num_overtaken,
+                    "num_forks": r.num_forks, "shares_tail": r.shares_tail, "parent": r.spec.parent or "",
                     "is_prefill_chunk": r.is_prefill_chunk,
                 }
                 for r in self.requests.values()
@@ -942,7 +978,7 @@ class Scheduler:
         self.host.free[:] = data["host_free"] if "host_free" in data else range(self.host.num_blocks - 1, -1, -1)  # recorded before there was a host
         self.requests = {}
         for rid, d in data["requests"].items():
-            r = Request(specs[rid], d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
+            r = Request(spec_of(rid, d.get("parent", ""), specs), d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
             r.arrival_s = d["arrival_s"]
             r.status = Status(d["status"])
             r.token_ids.extend(d["output_token_ids"])
@@ -951,6 +987,8 @@ class Scheduler:
                 setattr(r, f, d[f])
             r.block_ids = list(d["block_ids"])
             r.host_block_ids = list(d.get("host_block_ids", ()))
+            r.num_forks, r.shares_tail = d.get("num_forks", 0), d.get("shares_tail", False)
+            self.has_groups = self.has_groups or r.num_forks > 0 or r.spec.parent is not None
             r.draft_token_ids = list(d["draft_token_ids"])
             r.is_prefill_chunk = d.get("is_prefill_chunk", False)
             r.last_wait = (d["last_wait"][0], d["last_wait"][1], d["last_wait"][2]) if d["last_wait"] else None

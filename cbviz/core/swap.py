@@ -49,7 +49,8 @@ def swap_out(r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput) -
     if not ids:
         return None, 0
     to = host.take(len(ids))
-    plan.swaps_out += tuple(zip(ids, to, strict=True))
+    origin = {dst: src for src, dst in kv.copies}
+    plan.swaps_out += tuple(zip([origin.get(b, b) for b in ids], to, strict=True))
     return ev.SwappedOut(r.request_id, list(ids), to, r.num_computed_tokens, r.num_null_blocks), 0
 
 

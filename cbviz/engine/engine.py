@@ -21,7 +21,7 @@ from cbviz.core.scheduler import Scheduler
 from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts
-from cbviz.messages import Gauges, RequestError, RequestSpec, SchedulerOutput, Span, StepCost, StepRecord
+from cbviz.messages import Gauges, RequestError, RequestSpec, SchedulerOutput, Span, StepCost, StepRecord, sequence_ids
 from cbviz.runners.base import Runner
 
 PATIENCE_STEPS = 64
@@ -112,6 +112,13 @@ class Engine:
             extra = f" and {drafts} slots for drafts" if drafts else ""
             raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens{extra} need {-(-(total + drafts) // size)} blocks of {size}; "
                                f"the pool has {self.config.num_usable_blocks}: raise num_blocks or lower max_tokens")
+        if spec.sampling.n > 1:
+            if spec.sampling.n > self.config.max_num_seqs:
+                raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but there are {self.config.max_num_seqs} seats, and each sequence needs one: raise max_num_seqs or "
+                                   "lower n")
+            if self.config.kv_allocation == "contiguous":
+                raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but with kv_allocation contiguous nobody shares blocks: set kv_allocation to 'paged', or ask "
+                                   f"{spec.sampling.n} times")
         vocab = self.runner.spec.vocab_size
         ids = spec.prompt_token_ids
         if set(map(type, ids)) != {int}:
@@ -126,7 +133,7 @@ class Engine:
         Raises RequestError for an id that was used before.
         """
         for spec in specs:
-            self._take_id(spec.request_id)
+            self._take_ids(spec)
             if spec.arrival_step is None:
                 self._by_time.append((spec.arrival_s, self._order, spec))
             else:
@@ -138,13 +145,14 @@ class Engine:
     def add(self, spec: RequestSpec) -> None:
         """A user's request; it joins the next step. Raises RequestError."""
         self.check_request(spec)
-        self._take_id(spec.request_id)
+        self._take_ids(spec)
         self.inputs.append({"op": "add", "spec": spec})
 
-    def _take_id(self, request_id: str) -> None:
-        if request_id in self._known:
-            raise RequestError(f"request id {request_id!r} was used before: ids must be unique in a run")
-        self._known.add(request_id)
+    def _take_ids(self, spec: RequestSpec) -> None:
+        for request_id in sequence_ids(spec):
+            if request_id in self._known:
+                raise RequestError(f"request id {request_id!r} was used before: ids must be unique in a run")
+        self._known.update(sequence_ids(spec))
 
     def discard(self, request_id: str) -> None:
         """A request that has not arrived never will. Raises KeyError if it is not among them."""
@@ -266,7 +274,8 @@ class Engine:
         return StepRecord(
             step=plan.step, t0_s=t0, t1_s=t1, clock="measured" if measured else "modelled", chunks=s.chunk_records, events=s.drain(), tokens=s.tokens, slots=s.slots,
             gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free,
-                          s.host.num_blocks - len(s.host.free)), cost=cost, spans=out.spans if measured else _modelled_spans(plan, cost),
+                          _saved_blocks(s) if s.has_groups or s.pool.enable_caching else 0, s.host.num_blocks - len(s.host.free)),
+            cost=cost, spans=out.spans if measured else _modelled_spans(plan, cost),
             measured_s=out.measured_s, counted=out.counted, expert_load=out.expert_load, routed=out.routed, device=out.device, profile=out.profile, logprobs=out.logprobs,
             gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
             schedule_s=control if measured else None, carry=s.carry(),
@@ -274,7 +283,7 @@ class Engine:
 
     def apply(self, record: StepRecord) -> None:
         """Does a recorded step again from its record alone: asks no policy, runner or clock. Leaves the KV to `sync`. Raises ReplayError."""
-        specs = {x.request_id for x in record.arrivals}
+        specs = {i for x in record.arrivals for i in sequence_ids(x)}
         self._by_time = [x for x in self._by_time if x[2].request_id not in specs]
         self._by_step = [x for x in self._by_step if x[2].request_id not in specs]
         self._known |= specs
@@ -400,6 +409,11 @@ def _when(x: _Pending) -> tuple[float, int]:
 def _take_due(pending: list[_Pending], now: float, into: list[_Pending]) -> None:
     while pending and pending[-1][0] <= now:
         into.append(pending.pop())
+
+
+def _saved_blocks(s: Scheduler) -> int:
+    """Places in block tables less blocks in use: what sharing saves now."""
+    return sum(len(r.block_ids) - r.num_null_blocks for r in s.running) - (s.pool.num_blocks - 1 - s.pool.num_free)
 
 
 def _modelled_spans(plan: SchedulerOutput, cost: StepCost) -> list[Span]:

@@ -54,6 +54,8 @@ class SimRunner:
             while len(new) <= c.num_draft and c.draft_token_ids is not None and c.draft_token_ids[len(new) - 1] == new[-1]:
                 new.append(self.token(c.request_id, at + len(new)))
             out[c.request_id] = new
+            for i in c.fork_ids:
+                out[i] = [self.token(i, at)]
             if plan.drafting is not None and made_up:
                 at += len(new)
                 right = num_right(self.seed, c.request_id, at, plan.drafting)

@@ -55,6 +55,10 @@ class TapeRunner:
             while len(new) <= c.num_draft and k + len(new) < len(tape) and c.draft_token_ids is not None and c.draft_token_ids[len(new) - 1] == new[-1]:
                 new.append(tape[k + len(new)])
             out[c.request_id] = new
+            for i in c.fork_ids:
+                if not self.tokens.get(i):
+                    raise TapeError(f"{i} is not on the tape: a taped run can only replay the sequences of its recording")
+                out[i] = [self.tokens[i][0]]
             if plan.drafting is not None and made_up:
                 at = k + len(new)
                 right = num_right(0, c.request_id, at, plan.drafting)

@@ -162,12 +162,14 @@ class TorchRunner:
         self.kv.clear(blocks, offsets)
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
-        seeds = (self.config.seed if c.sampling.seed is None else c.sampling.seed for c in sampling)
-        draws = [Draw(c.sampling, seed, c.request_id, c.start + c.num_tokens) for c, seed in zip(sampling, seeds, strict=True)]
+        drawn = [(row, c, i) for row, c in enumerate(sampling) for i in (c.request_id, *c.fork_ids)]
+        draws = [Draw(c.sampling, self.config.seed if c.sampling.seed is None else c.sampling.seed, i, c.start + c.num_tokens) for _, c, i in drawn]
+        if len(drawn) > len(sampling):  # several sequences draw from one row
+            logits = logits[torch.tensor([row for row, _, _ in drawn], device=logits.device)]
         results = sample(logits, draws, self.ops.choose) if there is None else there.sample(logits, draws)
         self.kv.record(blocks, offsets, hashes)
         self._writing = set()
-        ids = [c.request_id for c in sampling]
+        ids = [i for _, _, i in drawn]
         measured_s = time.perf_counter() - t0
         load, routed = self._who_went_where(plan)
         return RunnerOutput(
@@ -176,7 +178,7 @@ class TorchRunner:
             device=None if there is None or there.busy_s is None else {"busy_s": there.busy_s, "gap_s": max(0.0, measured_s - there.busy_s)},
             logprobs={i: [r.logprob] for i, r in zip(ids, results, strict=True)},
             gaps={i: [r.gap] for i, r in zip(ids, results, strict=True)},
-            counted=self._count(plan.chunks, plan.num_padding_tokens, len(ids), load),
+            counted=self._count(plan.chunks, plan.num_padding_tokens, len(sampling), load),
             expert_load=load, routed=routed)
 
     def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:

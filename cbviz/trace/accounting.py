@@ -96,6 +96,9 @@ def check_trace(trace: Trace) -> None:
             assert (g.num_free_blocks, g.num_cached_blocks) == (state.num_free_blocks, cached), (
                 f"step {record.step}: gauges say {g.num_free_blocks} free blocks, {g.num_cached_blocks} of them cached; the fold has {state.num_free_blocks} and {cached}"
             )
+        if blocks and g.num_saved_blocks:
+            saved = sum(len(h) - 1 for h in state.holders.values())
+            assert g.num_saved_blocks == saved, f"step {record.step}: gauges say that sharing saves {g.num_saved_blocks} blocks, the fold counts {saved}"
         if trace.has("queue"):
             assert g.num_host_blocks == state.num_host_blocks, f"step {record.step}: gauges say {g.num_host_blocks} blocks on the host, the fold has {state.num_host_blocks}"
             away = [h for rid in state.waiting for h in state.requests[rid].host_block_ids]

@@ -132,6 +132,8 @@ def _blocks(block_ids: Sequence[int]) -> str:
 
 def wait_sentence(rid: str, reason: str, need: int, have: int, state: State, still: bool) -> str:
     head = f"{rid} {'still waits' if still else 'waits'}: "
+    if reason == "seats" and need > 1:
+        return head + f"its {count(need, 'sequence')} need a seat each, {have} {are(have)} free"
     if reason == "seats":
         seats = num_seats(state.config)
         return head + (f"all {count(seats, 'seat')} are taken" if seats > 1 else "the only seat is taken" if seats else "all seats are taken")
@@ -326,6 +328,12 @@ class _Step:
                 self.say("admitted", f"{e.request_id} got a seat after waiting {waited}", (e.request_id,))
             elif len(at_once) <= 2:
                 self.say("admitted", f"{e.request_id} got a seat at once", (e.request_id,))
+        for e in self.of(ev.Forked):
+            n, blocks = len(e.child_ids) + 1, len(e.block_ids)
+            self.say("shared", f"{e.request_id} goes on as {count(n, 'sequence')} ({listed([e.request_id, *e.child_ids], 6)}): they share {count(blocks, 'block')} of its prompt, "
+                     f"computed once; {count((n - 1) * blocks, 'block')} saved", (e.request_id, *e.child_ids), e.block_ids)
+        for e in self.of(ev.Copied):
+            self.say("shared", f"{e.request_id} copied block {e.src} to {e.dst} before writing: others hold block {e.src} too (copy-on-write)", (e.request_id,), (e.src, e.dst))
         for e in self.of(ev.PrefixHit):
             r = self.state.requests[e.request_id]
             outputs = self.outputs_before(e.request_id)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.messages import RequestSpec, StepRecord
+from cbviz.messages import RequestSpec, StepRecord, child_spec
 
 # Codes of what a request was during one step, as the timeline draws them. `finished` and `none` are what follows and precedes.
 STATES = ("none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring")
@@ -23,10 +23,10 @@ NULL_BLOCK = 0
 class RequestState:
     """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
 
-    __slots__ = ("arrival_s", "arrival_step", "block_ids", "checked_drafts", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
-                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "host_block_ids", "first_token_step", "index", "last_step", "max_tokens", "num_cached_tokens",
-                 "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_drafted", "output_steps", "output_texts", "output_token_ids",
-                 "priority", "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason")
+    __slots__ = ("arrival_s", "arrival_step", "block_ids", "checked_drafts", "child_ids", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
+                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step", "host_block_ids", "index", "last_step", "max_tokens",
+                 "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_drafted", "output_steps", "output_texts", "output_token_ids",
+                 "parent", "priority", "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason")
 
     def __init__(self, request_id: str, index: int, num_prompt_tokens: int, max_tokens: int) -> None:
         self.request_id = request_id
@@ -55,6 +55,10 @@ class RequestState:
         self.checked_drafts: tuple[int, list[int], int] = (-1, [], 0)
         """The last check: its step, the drafts, and how many of them were right and kept."""
         self.block_ids: list[int] = []
+        self.parent = ""
+        """The request whose prompt it was forked from (`n` > 1)."""
+        self.child_ids: list[str] = []
+        """The sequences that were forked from it."""
         self.host_block_ids: list[int] = []
         """Host blocks that hold its KV while it is swapped out. Never changed in place."""
         self.seat_held = False
@@ -124,6 +128,11 @@ class State:
         """Blocks changed since a reader last cleared this set (for incremental drawing)."""
         self.changed: set[int] = set()
         """Indices of requests changed since a reader last cleared this set."""
+
+    def outputs(self, request_id: str) -> list[list[int]]:
+        """The output token ids of all the request's sequences (`n` > 1), its own first."""
+        r = self.request(request_id)
+        return [self.requests[i].output_token_ids for i in (request_id, *r.child_ids)]
 
     # reading ------------------------------------------------------------------------------------------------------------
 
@@ -336,6 +345,33 @@ def _admitted(s: State, e: ev.Admitted, record: StepRecord) -> None:
     s.changed.add(r.index)
 
 
+def _forked(s: State, e: ev.Forked, record: StepRecord) -> None:
+    parent = s.requests[e.request_id]
+    at = s.running.index(e.request_id) + 1
+    for i, child in enumerate(e.child_ids, 1):
+        r = RequestState(child, len(s.by_index), parent.num_prompt_tokens, parent.max_tokens)
+        r.arrival_s, r.arrival_step, r.priority = parent.arrival_s, record.step, parent.priority
+        r.spec = child_spec(parent.spec, i) if parent.spec is not None else None
+        r.parent, r.status, r.code = e.request_id, "running", CODE["prefill"]
+        r.num_computed_tokens, r.last_step = e.num_tokens, record.step
+        r.first_scheduled_step, r.first_scheduled_s = parent.first_scheduled_step, parent.first_scheduled_s
+        s.requests[child] = r
+        s.by_index.append(r)
+        s._take(r, e.block_ids)
+    s.running[at:at] = e.child_ids
+    parent.child_ids = list(e.child_ids)
+
+
+def _copied(s: State, e: ev.Copied, record: StepRecord) -> None:
+    r = s.requests[e.request_id]
+    s._drop(r, [e.src])
+    r.block_ids[e.place] = e.dst
+    s.position[e.dst] = e.place
+    s.holders.setdefault(e.dst, []).append(r.index)
+    s.last_owner[e.dst] = r.index
+    s.touched.add(e.dst)
+
+
 def _evicted(s: State, e: ev.Evicted, record: StepRecord) -> None:
     s.cached[e.block_id] = 0
     s.touched.add(e.block_id)
@@ -477,6 +513,7 @@ _FOLD: dict[type, Any] = {
     ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
     ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
     ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.SwappedOut: _swapped_out, ev.SwappedIn: _host_freed, ev.HostFreed: _host_freed,
+    ev.Forked: _forked, ev.Copied: _copied,
     ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
     ev.Sampled: _sampled, ev.Proposed: _proposed, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
 }

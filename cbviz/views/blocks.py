@@ -41,6 +41,8 @@ def changed_blocks(record: StepRecord, state: State) -> set[int]:
     for e in record.events:
         if isinstance(e, (ev.Evicted, ev.BlockCached)):
             out.add(e.block_id)
+        elif isinstance(e, ev.Copied):
+            out |= {e.src, e.dst}
         elif isinstance(e, (ev.Allocated, ev.Shared, ev.OutOfWindow, ev.Preempted, ev.Freed)):
             out.update(e.block_ids)
     for c in record.chunks:
@@ -143,6 +145,12 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
         marks("of the picked request", sorted(mine), {"symbol": "square-open", "size": 22, "color": t.fg, "line": {"width": 2.5}}),
         marks("free, in too short a run", short, {"symbol": "x-thin-open", "size": 8, "color": t.state("preempted").color, "line": {"width": 1.5}}),
     ]
+    copies = [e for e in trace.record(at.step).events if isinstance(e, ev.Copied)] if at.step and at.event is None and not note else []
+    arrows = [
+        {"x": e.dst % cols, "y": e.dst // cols, "ax": e.src % cols, "ay": e.src // cols, "xref": "x", "yref": "y", "axref": "x", "ayref": "y", "showarrow": True,
+         "arrowhead": 2, "arrowwidth": 1.5, "arrowcolor": t.accent, "text": "", "hovertext": f"{plain(e.request_id)} copied block {e.src} to {e.dst} before writing"}
+        for e in copies
+    ]
     bare = {"showgrid": False, "zeroline": False}
     every = max(1, height // 20)
     return {
@@ -151,6 +159,7 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
             t,
             "KV blocks, physical",
             note=note,
+            **({"annotations": arrows} if arrows else {}),
             xaxis={**bare, "range": [-0.5, cols - 0.5], "dtick": 8, "tickprefix": "+", "title": {"text": ""}},
             yaxis={
                 **bare,

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cbviz import events as ev
 from cbviz.config import DISCIPLINES, EngineConfig
 from cbviz.core.block_pool import NULL_BLOCK
 from cbviz.core.check import check
@@ -19,7 +20,7 @@ from cbviz.core.policy import POLICIES
 from cbviz.core.scheduler import Scheduler
 from cbviz.cost import devices, make, models
 from cbviz.engine.engine import Engine
-from cbviz.messages import RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord
+from cbviz.messages import RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord, child_spec
 from cbviz.runners.sim import SimRunner
 from cbviz.trace.accounting import check_record
 from cbviz.trace.schema import TraceHeader
@@ -82,6 +83,7 @@ class LedgerRunner(SimRunner):
             _move_block(self.slots, src, self.slots, dst, size)
         for d, h in plan.swaps_in:
             _move_block(self.host, h, self.slots, d, size)
+        moved = {d for d, _ in plan.swaps_in}
         if moved:  # as the real runner does: what the host does not hold any more is computed again
             mine = [c for c in plan.chunks if moved.intersection(c.block_table)]
             self.healed += self.sync({c.request_id: c.block_table for c in mine}, {c.request_id: c.tokens[: c.start] for c in mine})
@@ -299,8 +301,10 @@ def finish(engine: Engine, trace: Trace, c: Case) -> None:
     assert s.pool.num_free == s.pool.num_blocks - 1, "blocks are missing"
     assert len(s.host.free) == s.host.num_blocks, "host blocks are missing"
     state = trace.state()
-    assert set(state.requests) == {x.request_id for x in c.specs}
-    for spec in c.specs:
+    forked = {e.request_id for record in trace for e in record.events if isinstance(e, ev.Forked)}
+    specs = [y for x in c.specs for y in (x, *(child_spec(x, i) for i in range(1, x.sampling.n) if x.request_id in forked))]
+    assert set(state.requests) == {x.request_id for x in specs}
+    for spec in specs:
         r = state.requests[spec.request_id]
         assert r.finished and not r.seat_held
         alone = solo(spec, c.config.seed, c.config.max_model_len or 0)

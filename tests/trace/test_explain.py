@@ -259,6 +259,8 @@ OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
         {},
         "a was swapped in: 1 block from the host; 1 block is still here, in the prefix cache; nothing is computed again",
     ),
+    ([ev.Allocated("a", [2, 3]), ev.Copied("a", 3, 4, 1)], {}, "a copied block 3 to 4 before writing: others hold block 3 too (copy-on-write)"),
+    ([ev.Forked("a", ["a.1"], [3, 4], 30)], {}, "a goes on as 2 sequences (a and a.1): they share 2 blocks of its prompt, computed once; 2 blocks saved"),
     ([ev.HostFreed("a", [0, 1])], {}, "a ended while it was swapped out: 2 host blocks are free"),
     ([ev.Executed()], {"chunks": [ChunkRecord("a", 9, 1, "decode")]}, "The step computed 1 token of 1 request in 1.5 s (measured)"),
     ([], {"chunks": [ChunkRecord(x, 9, 1, "decode") for x in "abc"]}, "a, b and c decode one token each"),

@@ -81,10 +81,18 @@ export class BlockView {
     const gap = Math.max(1, Math.round(Math.min(g.sx, g.sy) * 0.07)), box = (i) => [g.l + ((i % this.cols) - 0.5 - g.x0) * g.sx, g.t + (Math.floor(i / this.cols) - 0.5 - g.y0) * g.sy, g.sx - gap, g.sy - gap];
     if (this.mk) for (const [col, lw] of [[th.halo, 4], [th.accent, 2]]) { x.strokeStyle = col; x.lineWidth = Math.min(lw, Math.max(1, g.sx / (lw > 3 ? 3 : 5))); x.beginPath(); for (const i of this.mk) { const b = box(i); if (b[0] > g.l + g.w || b[1] > g.t + g.h || b[0] + b[2] < g.l || b[1] + b[3] < g.t) continue; x.rect(...b); } x.stroke(); }
     const one = (i, col, lw) => { const b = box(i); x.strokeStyle = th.halo; x.lineWidth = lw + 2; x.strokeRect(...b); x.strokeStyle = col; x.lineWidth = lw; x.strokeRect(...b); };
+    for (const [a, b] of this.app.R.copies || []) this.arrow(x, box(a), box(b), th);
     if (this.hov >= 0) one(this.hov, th.fg, 1.5); if (this.cur >= 0 && f.root.matches(":focus-visible")) one(this.cur, th.accent, 3);
     x.restore();
   }
+  arrow(x, a, b, th) {      // copy-on-write in this step: from the block that was shared to its copy
+    const ax = a[0] + a[2] / 2, ay = a[1] + a[3] / 2, bx = b[0] + b[2] / 2, by = b[1] + b[3] / 2, d = Math.hypot(bx - ax, by - ay) || 1, ux = (bx - ax) / d, uy = (by - ay) / d, r = Math.min(a[2], a[3]) * 0.3, t = Math.max(4, r * 0.8), ex = bx - ux * r, ey = by - uy * r;
+    for (const [col, lw] of [[th.halo, 4], [th.mark, 1.8]]) { x.strokeStyle = x.fillStyle = col; x.lineWidth = lw; x.beginPath(); x.moveTo(ax + ux * r, ay + uy * r); x.lineTo(ex - ux * t, ey - uy * t); x.stroke(); x.beginPath(); x.moveTo(ex, ey); x.lineTo(ex - ux * t - uy * t * 0.5, ey - uy * t + ux * t * 0.5); x.lineTo(ex - ux * t + uy * t * 0.5, ey - uy * t - ux * t * 0.5); x.closePath(); x.fill(); }
+  }
   describe(i) {
+    const copied = (this.app.R.copies || []).map(([a, b]) => (a === i ? `\ncopied to block ${b} in this step (copy-on-write)` : b === i ? `\na copy of block ${a}, made in this step (copy-on-write)` : "")).join(""); return this.what(i) + copied;
+  }
+  what(i) {
     const { R } = this.app, bl = R.bl, kind = bl.kind(i), who = R.id(bl.owner(i)), fill = `${bl.fill(i)} of ${plural(bl.size, "slot")} filled`, changed = bl.marked[i] ? "\nchanged in this step" : "";
     if (kind === "null") return `block ${i}\nthe null block: never given out`;
     if (kind === "shared") { const h = R.holders(i).map((r) => R.id(r)); return `block ${i}\nshared by ${h.length}: ${h.slice(0, 8).join(", ")}${h.length > 8 ? ", …" : ""}\n${fill}${changed}`; }

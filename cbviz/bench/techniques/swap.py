@@ -76,7 +76,7 @@ def measure(ctx: Context) -> Iterator[Row]:
     prefill, link = on_paper(1024)
     yield Row("1,024 tokens, on paper", "the same for Llama-3.1-8B on an H100 over PCIe", modelled(prefill / link, "x as fast"), None, Check("a formula", True),
               "a lower bound on both sides: the peak rate of the prefill, the peak of the link")
-    fields: dict[str, Any] = {"num_blocks": 33 if ctx.quick else 81, "max_num_seqs": 16, "discipline": "vllm", "precision": "exact", "enable_prefix_caching": False}
+    fields: dict[str, Any] = {"num_blocks": 22 if ctx.quick else 65, "max_num_seqs": 16, "discipline": "vllm", "precision": "exact", "enable_prefix_caching": False}
     ask = ctx.article(0.3, 6 if ctx.quick else 16)
     ask = [x for x in ask if len(x.prompt_token_ids) + x.max_tokens <= 16 * (fields["num_blocks"] - 1)]
     plain, swapped = ctx.session(ask, **fields), ctx.session(ask, preemption_mode="swap", **fields)

@@ -1,0 +1,158 @@
+"""Parallel sampling (n > 1): one prompt, computed once, its blocks shared and copied when somebody writes; under preemption, prefix caching, swapping and abort."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from cbviz import events as ev
+from cbviz.core.request import Status
+from cbviz.messages import RequestError, RequestSpec, Sampling
+from cbviz.session import Session
+from cbviz.trace.accounting import check_trace
+from cbviz.trace.explain import explain
+from tests.core.byhand import found, run, spec
+from tests.core.fuzz import DISCIPLINE_NAMES, Case, case, make_engine
+from tests.engine.test_replay import follow
+
+
+def several(x: RequestSpec, n: int) -> RequestSpec:
+    return msgspec.structs.replace(x, sampling=msgspec.structs.replace(x.sampling, n=n))
+
+
+def wide(seed: int, **fields: Any) -> Case:
+    """A case in which half of the requests want up to three sequences."""
+    c = case(seed, block_size=4, num_blocks=18, max_model_len=40, max_num_seqs=5, **fields)
+    rng = random.Random(seed)
+    c.specs = [several(x, rng.randint(1, 3)) for x in c.specs]
+    return c
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
+def test_any_workload_under_any_discipline(discipline: str, mode: str) -> None:
+    """Each sequence says what it says alone; every slot read holds what it should; the accounts close; a mirror that is only told follows."""
+    copies = 0
+    for seed in range(4):
+        c = wide(seed, discipline=discipline, preemption_mode=mode)
+        engine, _, trace = follow(c)
+        check_trace(trace)
+        copies += len(found(trace, ev.Copied))
+    assert copies
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_step_that_fails_leaves_everything_as_it_was(seed: int) -> None:
+    from tests.core.fuzz import LedgerRunner, finish, judge, make_trace
+
+    c, rng = wide(seed, preemption_mode="swap"), random.Random(seed)
+    engine = make_engine(c.config, LedgerRunner(c.config, lambda plan: OSError("power") if rng.random() < 0.3 else None))
+    trace = make_trace(c.config)
+    engine.enqueue(c.specs)
+    c.at.clear()
+    while engine.has_work:
+        before = engine.digest()
+        try:
+            record = engine.step()
+        except OSError:
+            assert engine.digest() == before
+            continue
+        assert record is not None
+        judge(engine, trace, record)
+    finish(engine, trace, c)
+
+
+def test_by_hand() -> None:
+    """Ten prompt tokens in blocks of 4: two full blocks and a half-full one, shared by three. The first two that write copy the half-full one, the last writes in place."""
+    t = run([several(spec("a", 10, 4), 3)], max_num_seqs=3)
+    fork = found(t, ev.Forked, 1)[0]
+    assert (fork.child_ids, fork.block_ids, fork.num_tokens) == (["a.1", "a.2"], [1, 2, 3], 10)
+    assert t.record(1).tokens.total == 10  # the prompt once, not three times
+    assert t.record(1).gauges.num_saved_blocks == 6
+    assert [(e.request_id, e.src, e.dst, e.place) for e in found(t, ev.Copied, 2)] == [("a", 3, 4, 2), ("a.1", 3, 5, 2)]
+    s = t.state(2)
+    assert [s.requests[i].block_ids for i in ("a", "a.1", "a.2")] == [[1, 2, 4], [1, 2, 5], [1, 2, 3]]
+    assert [s.ref_count(b) for b in (1, 2, 3, 4, 5)] == [3, 3, 1, 1, 1]
+    assert any(x == "a goes on as 3 sequences (a, a.1 and a.2): they share 3 blocks of its prompt, computed once; 6 blocks saved" for x in explain(t, 1))
+    assert any(x == "a copied block 3 to 4 before writing: others hold block 3 too (copy-on-write)" for x in explain(t, 2))
+    outs = t.state().outputs("a")
+    assert len(outs) == 3 and all(len(x) == 4 for x in outs) and len({tuple(x) for x in outs}) == 3
+
+
+def test_a_prompt_that_fills_its_blocks_needs_no_copy() -> None:
+    assert not found(run([several(spec("a", 8, 3), 3)]), ev.Copied)
+
+
+def test_sequences_say_what_requests_of_their_ids_say() -> None:
+    one = run([several(spec("a", 10, 6), 3)])
+    each = run([spec("a", 10, 6), spec("a.1", 10, 6), spec("a.2", 10, 6)])
+    assert one.state().outputs("a") == [each.state().request(i).output_token_ids for i in ("a", "a.1", "a.2")]
+
+
+def test_seats_are_kept_for_the_sequences_to_come() -> None:
+    """Five seats; a has four sequences, so b finds one free while a's prompt is still being computed, and c none."""
+    t = run([several(spec("a", 20, 4), 4), spec("b", 3, 8), several(spec("c", 3, 2), 2)], max_num_seqs=5, max_num_batched_tokens=12)
+    assert found(t, ev.NotAdmitted)[0].reason in ("budget", "seats")
+    waits = [e for e in found(t, ev.NotAdmitted) if e.request_id == "c" and e.reason == "seats"]
+    assert waits and waits[0].need == 2
+    assert max(r.gauges.num_running for r in t) == 5
+
+
+def test_abort_ends_all_sequences() -> None:
+    s = Session([several(spec("a", 10, 20), 3), spec("b", 5, 8)], runner="sim", block_size=4, num_blocks=40)
+    s.step(4)
+    s.abort("a.1")
+    s.step()
+    assert s.request("a.1").finish_reason == "abort" and s.request("a").status == "running"
+    s.abort("a")
+    s.step()
+    assert {s.request(i).finish_reason for i in ("a", "a.2")} == {"abort"}
+    s.run()
+    assert s.engine.scheduler.pool.num_free == 39 and s.request("b").finish_reason == "length"
+
+
+def test_a_parent_that_ended_is_aborted_with_its_children() -> None:
+    x = several(spec("a", 6, 12), 2)
+    s = Session([x], runner="sim", block_size=4, num_blocks=40)
+    s.step(2)
+    stop = s.engine.runner.token("a", 9)  # type: ignore[attr-defined]
+    s = Session([msgspec.structs.replace(x, sampling=Sampling(n=2, stop_token_ids=(stop,)))], runner="sim", block_size=4, num_blocks=40)
+    while not s.done and (not len(s.trace) or s.request("a").status != "finished"):
+        s.step()
+    assert s.engine.scheduler.requests["a.1"].status is Status.RUNNING
+    s.abort("a")
+    s.step()
+    assert s.request("a.1").finish_reason == "abort"
+
+
+def test_rewind_fork_and_keyframes() -> None:
+    s = Session([several(spec("a", 10, 150), 3), spec("b", 5, 150)], runner="sim", block_size=4, num_blocks=200, max_model_len=180)
+    s.run()
+    outputs, digest = {i: s.request(i).output_token_ids for i in s.request_ids}, s.digest()
+    s.rewind(120)  # from the keyframe at step 100: children are made from their parent's spec
+    b = s.fork()
+    s.run()
+    b.run()
+    assert {i: s.request(i).output_token_ids for i in s.request_ids} == outputs and s.digest() == digest == b.digest()
+
+
+@pytest.mark.parametrize(("bad", "fields", "said"), [
+    (several(spec("a", 4, 4), 9), {"max_num_seqs": 8}, "n is 9, but there are 8 seats"),
+    (several(spec("a", 4, 4), 2), {"kv_allocation": "contiguous"}, "nobody shares blocks"),
+])
+def test_what_can_not_be(bad: RequestSpec, fields: dict[str, Any], said: str) -> None:
+    s = Session(None, runner="sim", **fields)
+    with pytest.raises(RequestError, match=said):
+        s.engine.add(bad)
+
+
+def test_ids_of_sequences_are_taken() -> None:
+    s = Session(None, runner="sim")
+    s.engine.add(several(spec("a", 4, 4), 2))
+    with pytest.raises(RequestError, match=r"request id 'a\.1' was used before"):
+        s.engine.add(spec("a.1", 4, 4))
+    with pytest.raises(RequestError, match="n is 0, the least is 1"):
+        Sampling(n=0)
