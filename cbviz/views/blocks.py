@@ -153,13 +153,12 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
     ]
     bare = {"showgrid": False, "zeroline": False}
     every = max(1, height // 20)
-    return {
+    figure: Figure = {
         "data": data,
         "layout": layout(
             t,
             "KV blocks, physical",
             note=note,
-            **({"annotations": arrows} if arrows else {}),
             xaxis={**bare, "range": [-0.5, cols - 0.5], "dtick": 8, "tickprefix": "+", "title": {"text": ""}},
             yaxis={
                 **bare,
@@ -171,6 +170,8 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
             },
         ),
     }
+    figure["layout"]["annotations"] = [*figure["layout"]["annotations"], *arrows]
+    return figure
 
 
 def _columns(n: int) -> int:
