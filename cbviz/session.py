@@ -855,7 +855,8 @@ def _load_model(model: str, device: str, progress: Callable[..., None] | None) -
 
     key = (model, device)
     if key not in _LOADED:
-        _LOADED[key] = loader.load(model, device=torch_runner.pick_device(device), progress=progress)
+        torch_runner.pick_device(device)
+        _LOADED[key] = loader.load(model, progress=progress)  # mapped; a runner on a card takes there what its precision needs
     return _LOADED[key]
 
 

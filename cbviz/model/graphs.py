@@ -309,7 +309,7 @@ class DevicePass:
             self.refused = "enforce_eager is on"
         elif not decoder.ops.capturable:
             self.refused = f"operators {decoder.ops.name!r} cannot be captured"
-        elif decoder._whole is not None:
+        elif decoder.whole is not None:
             self.refused = f"operators {decoder.ops.name!r} run the whole pass in one call"
         elif decoder.config.sparse_layers:
             self.refused = "in a mixture of experts the host looks who went where"
