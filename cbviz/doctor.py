@@ -179,11 +179,16 @@ def _calibration() -> Finding:
 def _cuda() -> Finding:
     if _version("torch") is None:
         return Finding("CUDA", "info", "not asked: torch is not installed")
+    from cbviz.model import graphs, ops
     from cbviz.runners import torch_runner
 
-    if torch_runner.pick_device("auto").type == "cuda":
-        return Finding("CUDA", "ok", "torch sees a card; the model runs on it")
-    return Finding("CUDA", "info", "no card that torch can use", "the model runs on the CPU, which is enough for the small ones")
+    device = torch_runner.pick_device("auto")
+    if device.type != "cuda":
+        return Finding("CUDA", "info", graphs.no_card(), "the model runs on the CPU, which is enough for the small ones")
+    chosen = ops.pick("auto", device)
+    how = "decode steps replayed from CUDA graphs, all other steps kernel by kernel" if chosen.capturable else "every step kernel by kernel"
+    return Finding("CUDA", "ok", f"{graphs.card(device)}; the model runs on it: {chosen.about}; {how}; float32 without TF32, 16 bits summed in float32",
+                   advice="python kernels/device_check.py --out check.json (in a checkout) tries and measures all of it, in under six minutes")
 
 
 def _triton() -> Finding:

@@ -425,11 +425,12 @@ def bench(check: Check) -> None:
             for c in contenders:
                 runs = took.get(c.name, [])
                 check.row("rows", {"load": load_name, "seats": seats, "requests": len(requests), "output_tokens": wanted, "contender": c.name,
-                                   "tokens_per_s": [wanted / s for s in runs], "median": median(wanted / s for s in runs) if runs else None, "note": notes.get(c.name, ""), **c.about})
+                                   "tokens_per_s": [wanted / s for s in runs], "median": median(wanted / s for s in runs) if runs else None,
+                                   "note": notes.get(c.name, ""), **c.about})
 
 
-PARTS: dict[str, tuple[Callable[[Check], None], float]] = {"environment": (environment, 45), "peaks": (peaks, 30), "ops": (operators, 110), "tokens": (tokens, 80), "waits": (waits, 30),
-                                                            "steps": (steps, 60), "bench": (bench, 150)}
+PARTS: dict[str, tuple[Callable[[Check], None], float]] = {
+    "environment": (environment, 45), "peaks": (peaks, 30), "ops": (operators, 110), "tokens": (tokens, 80), "waits": (waits, 30), "steps": (steps, 60), "bench": (bench, 150)}
 """Each part and the most seconds it gets; a part that ends early leaves its time to those behind it."""
 
 

@@ -464,14 +464,26 @@ class DevicePass:
                 raise ModelError(f"{d.request_id}: the logits for position {d.position} are no finite numbers; 16 bits may have overflowed: set precision to 'exact'")
         return out
 
-    def wait(self) -> None:
-        """Waits for all that was launched; the one synchronisation of a step. Sets `busy_s`."""
+    def wait(self, within: bool = False) -> None:
+        """Waits for all that was launched; the one synchronisation of a step, which ends it and sets `busy_s`. `within`: the step goes on."""
         done = self.backend.event()
         done.record()
         done.wait()
         self.counts.waits += 1
-        self.busy_s = (self._end or done).seconds_since(self._begin) if self._begin is not None else None
-        self._timing, self._begin, self._end = False, None, None
+        if not within:
+            self.busy_s = (self._end or done).seconds_since(self._begin) if self._begin is not None else None
+            self._timing, self._begin, self._end = False, None, None
+
+
+def card(device: torch.device) -> str:
+    """A CUDA device in words: name, compute capability, memory."""
+    p = torch.cuda.get_device_properties(device)
+    return f"{p.name}, compute capability {p.major}.{p.minor}, {p.total_memory / 2**30:.0f} GiB"
+
+
+def no_card() -> str:
+    """Why torch sees no CUDA card."""
+    return "no card that torch can use" if torch.version.cuda else "this torch is built without CUDA"
 
 
 def exact_float32() -> None:
@@ -491,5 +503,5 @@ def device_pass(decoder: Decoder, kv: KVStore, device: torch.device, seats: int,
     return DevicePass(decoder, kv, backend, seats, eager)
 
 
-__all__ = ["Backend", "Counts", "Cuda", "DevicePass", "Event", "HostReadError", "InOrder", "Inputs", "device_pass", "exact_float32", "fill", "padded_rows", "padded_width",
-           "size_of", "views"]
+__all__ = ["Backend", "Counts", "Cuda", "DevicePass", "Event", "HostReadError", "InOrder", "Inputs", "card", "device_pass", "exact_float32", "fill", "no_card", "padded_rows",
+           "padded_width", "size_of", "views"]

@@ -201,7 +201,7 @@ class TorchRunner:
                 self.kv.record([table[b]] * len(at), (at % size).tolist(), wanted[at].tolist())
             recomputed.update(table[b] for b in stale)
         if recomputed and self.device_pass is not None:
-            self.device_pass.wait()
+            self.device_pass.wait(within=True)
         return len(recomputed)
 
     def damaged_blocks(self) -> set[int]:

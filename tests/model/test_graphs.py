@@ -301,8 +301,13 @@ def test_a_step_makes_two_transfers_and_one_wait_and_is_timed() -> None:
         assert (there.counts.transfers - before[0], there.counts.waits - before[1]) == (2, 1)
         assert there.busy_s is not None and there.busy_s > 0
     there.start()
+    there.forward(parts, there.kv, 0, [])
+    there.wait(within=True)  # blocks that were computed again first
+    there.sample(there.forward(parts, there.kv, 0, [0, 1]), draws(2, []))
+    assert there.counts.waits == 5 and there.busy_s is not None and there.busy_s > 0
+    there.start()
     there.sample(there.forward(parts, there.kv, 0, []), [])  # nobody samples: the step still ends when its work has ended
-    assert there.counts.waits == 4 and there.busy_s is not None and there.busy_s > 0
+    assert there.counts.waits == 6 and there.busy_s is not None and there.busy_s > 0
 
 
 def test_no_pass_beside_the_host_on_a_cpu() -> None:

@@ -415,18 +415,6 @@ def test_cuda_without_a_card() -> None:
         runner(device="cuda")
 
 
-@pytest.mark.gpu
-def test_cuda_equals_cpu() -> None:
-    def move(w: Any) -> Any:
-        return dataclasses.replace(w, **{f.name: v.cuda() for f in dataclasses.fields(w) if isinstance(v := getattr(w, f.name), torch.Tensor)})
-
-    weights = dataclasses.replace(move(MODEL.weights), layers=[move(layer) for layer in MODEL.weights.layers])
-    r, s = runner(dataclasses.replace(MODEL, weights=weights), device="cuda"), Seq("a", prompt(20), list(range(1, 12)))
-    while len(s.output) < 10:
-        step(r, [s], budget=7)
-    assert s.output == alone(prompt(20), 10)
-
-
 # the real model
 
 def play(r: TorchRunner, requests: list[dict[str, Any]], budget: int, seats: int) -> list[tuple[list[int], list[float], list[float]]]:
