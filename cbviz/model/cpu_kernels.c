@@ -45,7 +45,7 @@ typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef float vfu __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 
-enum { F32 = 0, F16 = 1, I8 = 2 };
+enum { F32 = 0, F16 = 1, I8 = 2, I4 = 3 };   /* of weights: the first three; of keys and values: all, see kv_store.py for what a code means */
 enum { STORE = 0, ADD = 1, SILU = 2 };
 
 typedef struct {
@@ -53,11 +53,12 @@ typedef struct {
     const void *qkv, *o, *gate_up, *down;
     const float *qkv_scale, *o_scale, *gate_up_scale, *down_scale;
     void *k_cache, *v_cache;
+    uint16_t *k_scale, *v_scale, *k_zero, *v_zero;
     int64_t window;
 } Layer;
 
 typedef struct {
-    int64_t num_layers, hidden, heads, kv_heads, head_dim, inter, vocab, block_size, weights, kv, threads;
+    int64_t num_layers, hidden, heads, kv_heads, head_dim, inter, vocab, block_size, weights, kv, threads, sinks;
     double eps, scale;
     const float *freq, *norm, *embed_scale, *head_scale;
     const void *embed, *head;
@@ -690,6 +691,52 @@ static void begin_item(const void *ctx, long item, Worker *me) {
     }
 }
 
+/* x times Hadamard matrices of the largest power of two that divides n, along the diagonal (kv_store.hadamard), in place. */
+INL void spread(float *x, long n) {
+    long size = n & -n;
+    float by = 1.f / sqrtf((float)size);
+    for (float *end = x + n; x < end; x += size) {
+        for (long half = 1; half < size; half *= 2)
+            for (long i = 0; i < size; i += 2 * half)
+                for (long j = i; j < i + half; j++) {
+                    float a = x[j], b = x[j + half];
+                    x[j] = a + b;
+                    x[j + half] = a - b;
+                }
+        for (long i = 0; i < size; i++) x[i] *= by;
+    }
+}
+
+/* n numbers as codes of 8 or 4 bits with a scale and, for 4 bits, a zero: kv_store.quantise. */
+INL void put_codes(const float *x, long n, int kv, void *codes, uint16_t *scale, uint16_t *zero) {
+    float low = 0, top = 0;
+    if (kv == I4) {
+        float least = x[0], most = x[0];
+        for (long i = 1; i < n; i++) { least = x[i] < least ? x[i] : least; most = x[i] > most ? x[i] : most; }
+        *zero = float_to_half(least);
+        low = half_to_float(*zero);
+        top = (most - low) / 15.f;
+    } else {
+        for (long i = 0; i < n; i++) { float a = fabsf(x[i]); top = a > top ? a : top; }
+        top /= 127.f;
+    }
+    *scale = float_to_half(top);
+    float by = half_to_float(*scale);
+    by = by > 0 ? 1.f / by : 0.f;
+    if (kv == I8) {
+        int8_t *q = codes;
+        for (long i = 0; i < n; i++) { float c = rintf(x[i] * by); q[i] = (int8_t)(c > 127.f ? 127.f : c < -127.f ? -127.f : c); }
+        return;
+    }
+    uint8_t *q = codes;
+    for (long i = 0; i < n / 2; i++) {
+        float a = rintf((x[i] - low) * by), b = rintf((x[i + n / 2] - low) * by);
+        a = a > 15.f ? 15.f : a < 0.f ? 0.f : a;
+        b = b > 15.f ? 15.f : b < 0.f ? 0.f : b;
+        q[i] = (uint8_t)((int)a | (int)b << 4);
+    }
+}
+
 /* Queries and keys normed and turned in place, keys and values into their slots. */
 static void turn_item(const void *ctx, long item, Worker *me) {
     if (!may_write(me)) return;
@@ -707,14 +754,22 @@ static void turn_item(const void *ctx, long item, Worker *me) {
                 x[i] = first * c[i] - second * s[i];
                 x[half + i] = second * c[i] + first * s[i];
             }
+            if (m->kv == I4) spread(x, d);
         }
         int64_t slot = a->s->slots[t];
         if (slot < 0) continue;
         long blk = slot / m->block_size, off = slot % m->block_size;
         for (long h = 0; h < m->kv_heads; h++) {
-            long at = ((blk * m->kv_heads + h) * m->block_size + off) * d;
+            long place = (blk * m->kv_heads + h) * m->block_size + off, at = place * d;
+            const Layer *l = a->layer;
             const float *k = a->qkv + t * width + (m->heads + h) * d, *v = k + m->kv_heads * d;
-            if (m->kv == F16) for (long i = 0; i < d; i++) ((uint16_t *)a->layer->k_cache)[at + i] = float_to_half(k[i]), ((uint16_t *)a->layer->v_cache)[at + i] = float_to_half(v[i]);
+            if (m->kv == I8) {
+                put_codes(k, d, I8, (int8_t *)l->k_cache + at, l->k_scale + place, 0);
+                put_codes(v, d, I8, (int8_t *)l->v_cache + at, l->v_scale + place, 0);
+            } else if (m->kv == I4) {
+                put_codes(k, d, I4, (uint8_t *)l->k_cache + at / 2, l->k_scale + place, l->k_zero + place);
+                put_codes(v, d, I4, (uint8_t *)l->v_cache + at / 2, l->v_scale + place, l->v_zero + place);
+            } else if (m->kv == F16) for (long i = 0; i < d; i++) ((uint16_t *)a->layer->k_cache)[at + i] = float_to_half(k[i]), ((uint16_t *)a->layer->v_cache)[at + i] = float_to_half(v[i]);
             else memcpy((float *)a->layer->k_cache + at, k, d * 4), memcpy((float *)a->layer->v_cache + at, v, d * 4);
         }
     }
@@ -769,9 +824,62 @@ INL void add_values(int nr, long dp, const float *p, const float *const *v, long
     for (; i < dp; i += VL) add_some(nr, 1, dp, i, p, v, keys, acc);
 }
 
-INL void attend(const Pass *a, long b, long head, long first, Worker *me, long d, int half) {
+/* Whole vectors of signed or unsigned bytes as integers of 32 bits. */
+INL vi load_i8(const int8_t *p) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vi r;
+    for (int i = 0; i < VL; i++) r[i] = p[i];
+    return r;
+#endif
+}
+
+INL vi load_u8(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vi r;
+    for (int i = 0; i < VL; i++) r[i] = p[i];
+    return r;
+#endif
+}
+
+/* d numbers from the cache as float32; `place` counts tokens and heads. */
+INL void get_row(int kv, const void *cache, const uint16_t *scales, const uint16_t *zeros, long place, long d, float *to) {
+    long i = 0, at = place * d;
+    if (kv == F32) memcpy(to, (const float *)cache + at, d * 4);
+    else if (kv == F16) {
+        const uint16_t *h = (const uint16_t *)cache + at;
+        for (; i + VL <= d; i += VL) store(to + i, load_half(h + i));
+        for (; i < d; i++) to[i] = half_to_float(h[i]);
+    } else if (kv == I8) {
+        const int8_t *q = (const int8_t *)cache + at;
+        float scale = half_to_float(scales[place]);
+        for (; i + VL <= d; i += VL) store(to + i, __builtin_convertvector(load_i8(q + i), vf) * splat(scale));
+        for (; i < d; i++) to[i] = (float)q[i] * scale;
+    } else {
+        const uint8_t *q = (const uint8_t *)cache + at / 2;
+        float scale = half_to_float(scales[place]), zero = half_to_float(zeros[place]);
+        for (; i + VL <= d / 2; i += VL) {
+            vi both = load_u8(q + i);
+            store(to + i, __builtin_convertvector(both & 15, vf) * splat(scale) + splat(zero));
+            store(to + d / 2 + i, __builtin_convertvector(both >> 4, vf) * splat(scale) + splat(zero));
+        }
+        for (; i < d / 2; i++) {
+            to[i] = fmaf((float)(q[i] & 15), scale, zero);
+            to[d / 2 + i] = fmaf((float)(q[i] >> 4), scale, zero);
+        }
+    }
+}
+
+INL void attend(const Pass *a, long b, long head, long first, Worker *me, long d, int kv) {
     const Model *m = a->m;
-    long group = m->heads / m->kv_heads, width = (m->heads + 2 * m->kv_heads) * d, dp = (d + VL - 1) / VL * VL, window = a->layer->window;
+    long group = m->heads / m->kv_heads, width = (m->heads + 2 * m->kv_heads) * d, dp = (d + VL - 1) / VL * VL, window = a->layer->window, sinks = window ? m->sinks : 0;
     long begin = a->s->starts[b], queries = a->s->starts[b + 1] - begin, length = a->s->lens[b], per = group > QROWS ? 1 : QROWS / group;
     long count = queries - first < per ? queries - first : per, rows = count * group, at0 = length - queries + first, last = at0 + count - 1;
     const int32_t *table = a->s->table + b * a->s->table_width;
@@ -783,9 +891,12 @@ INL void attend(const Pass *a, long b, long head, long first, Worker *me, long d
         top[r] = -1e30f;
         total[r] = 0;
     }
-    int copy = half || dp != d;        /* else rows are used where they lie */
+    int copy = kv != F32 || dp != d;   /* else rows are used where they lie */
+    long size = kv == F32 ? d * 4 : kv == F16 ? d * 2 : kv == I8 ? d : d / 2;
     if (dp != d) memset(kf, 0, (size_t)2 * TILE * dp * 4);
-    for (long t0 = window && at0 - window + 1 > 0 ? (at0 - window + 1) / TILE * TILE : 0; t0 <= last; t0 += TILE) {
+    /* The tiles that hold sinks, then those from the first query's window on. */
+    long from = window && at0 - window + 1 > 0 ? (at0 - window + 1) / TILE * TILE : 0;
+    for (long t0 = sinks ? 0 : from; t0 <= last; t0 = t0 + TILE >= sinks && t0 + TILE < from ? from : t0 + TILE) {
         long keys = last + 1 - t0 < TILE ? last + 1 - t0 : TILE;
         const float *k[TILE + 4], *v[TILE + 4];
         for (long t = 0; t < keys; t++) {
@@ -793,23 +904,18 @@ INL void attend(const Pass *a, long b, long head, long first, Worker *me, long d
             k[t] = kf + t * dp;
             v[t] = vf_ + t * dp;
             /* Left of the window blocks may be gone: such keys are not seen by any of these queries. */
-            if (blk < 0 || (window && p < at0 - window + 1)) { memset(kf + t * dp, 0, dp * 4); memset(vf_ + t * dp, 0, dp * 4); continue; }
-            long at = ((blk * m->kv_heads + head) * m->block_size + off) * d, size = half ? 2 : 4;
+            if (blk < 0 || (window && p < at0 - window + 1 && p >= sinks)) { memset(kf + t * dp, 0, dp * 4); memset(vf_ + t * dp, 0, dp * 4); continue; }
+            long place = (blk * m->kv_heads + head) * m->block_size + off;
             if (p + TILE <= last) {  /* the next tile is on its way while this one is worked on */
-                long next = p + TILE, there = (((long)table[next / m->block_size] * m->kv_heads + head) * m->block_size + next % m->block_size) * d * size;
-                for (long i = 0; i < d * size; i += 64) __builtin_prefetch((const char *)a->layer->k_cache + there + i), __builtin_prefetch((const char *)a->layer->v_cache + there + i);
+                long next = p + TILE, there = (((long)table[next / m->block_size] * m->kv_heads + head) * m->block_size + next % m->block_size) * size;
+                for (long i = 0; i < size; i += 64) __builtin_prefetch((const char *)a->layer->k_cache + there + i), __builtin_prefetch((const char *)a->layer->v_cache + there + i);
             }
-            if (!copy) {
-                k[t] = (const float *)a->layer->k_cache + at;
-                v[t] = (const float *)a->layer->v_cache + at;
-            } else if (half) {
-                const uint16_t *hk = (const uint16_t *)a->layer->k_cache + at, *hv = (const uint16_t *)a->layer->v_cache + at;
-                long i = 0;
-                for (; i + VL <= d; i += VL) { store(kf + t * dp + i, load_half(hk + i)); store(vf_ + t * dp + i, load_half(hv + i)); }
-                for (; i < d; i++) { kf[t * dp + i] = half_to_float(hk[i]); vf_[t * dp + i] = half_to_float(hv[i]); }
+            if (copy) {
+                get_row(kv, a->layer->k_cache, a->layer->k_scale, a->layer->k_zero, place, d, kf + t * dp);
+                get_row(kv, a->layer->v_cache, a->layer->v_scale, a->layer->v_zero, place, d, vf_ + t * dp);
             } else {
-                memcpy(kf + t * dp, (const float *)a->layer->k_cache + at, d * 4);
-                memcpy(vf_ + t * dp, (const float *)a->layer->v_cache + at, d * 4);
+                k[t] = (const float *)a->layer->k_cache + place * d;
+                v[t] = (const float *)a->layer->v_cache + place * d;
             }
         }
         for (long t = keys; t % 4; t++) k[t] = k[keys - 1];   /* scored, then masked */
@@ -818,7 +924,7 @@ INL void attend(const Pass *a, long b, long head, long first, Worker *me, long d
             long at = at0 + r / group, lo = window && at - window + 1 > t0 ? at - window + 1 - t0 : 0, hi = at + 1 - t0;
             float *s = scores + r * TILE, big = top[r];
             if (hi > keys) hi = keys;
-            if (lo > 0 || hi < TILE) for (long t = 0; t < TILE; t++) s[t] = t >= lo && t < hi ? s[t] : -INFINITY;
+            if (lo > 0 || hi < TILE) for (long t = 0; t < TILE; t++) s[t] = (t >= lo || t0 + t < sinks) && t < hi ? s[t] : -INFINITY;
             vf most = load(s);
             for (long t = VL; t < TILE; t += VL) { vf e = load(s + t); vi more = e > most; most = (vf)(((vi)e & more) | ((vi)most & ~more)); }
             for (int i = 0; i < VL; i++) big = most[i] > big ? most[i] : big;
@@ -848,12 +954,9 @@ static void attention_item(const void *ctx, long item, Worker *me) {
     const int32_t *starts = a->s->starts;
     long head = item % a->m->kv_heads, tile = item / a->m->kv_heads, b = 0, d = a->m->head_dim, per = QROWS / (a->m->heads / a->m->kv_heads);
     for (long tiles; tile >= (tiles = (starts[b + 1] - starts[b] + per - 1) / per); b++) tile -= tiles;
-    if (a->m->kv == F16) {
-        if (d == 64) attend(a, b, head, tile * per, me, 64, 1);
-        else attend(a, b, head, tile * per, me, d, 1);
-    } else {
-        if (d == 64) attend(a, b, head, tile * per, me, 64, 0);
-        else attend(a, b, head, tile * per, me, d, 0);
+    switch (a->m->kv) {
+#define WITH_KV(kv) case kv: if (d == 64) attend(a, b, head, tile * per, me, 64, kv); else attend(a, b, head, tile * per, me, d, kv); break;
+        WITH_KV(F32) WITH_KV(F16) WITH_KV(I8) WITH_KV(I4)
     }
 }
 

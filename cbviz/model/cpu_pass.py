@@ -27,17 +27,19 @@ _MATRICES = ("qkv", "o", "gate_up", "down")
 _VECTORS = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "gate_up_bias", "down_bias")
 PARTS = ("begin", "embedding", "QKV product", "rotary and KV write", "attention", "output product", "gate and up product", "down product", "output head")
 """Parts of a pass, in the order of the enum in `cpu_kernels.c`: a product's norm (and rounding to integers) belongs to it."""
+_SCALES = ("k_scale", "v_scale", "k_zero", "v_zero")
+_KV_KINDS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.uint8: 3}
 _KEPT_BYTES = 32 << 20
 """Working memory up to this size is kept between passes."""
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [*((n, c_void_p) for n in _VECTORS), *((n, c_void_p) for n in _MATRICES), *((f"{n}_scale", c_void_p) for n in _MATRICES),
-                ("k_cache", c_void_p), ("v_cache", c_void_p), ("window", c_int64)]
+                *((n, c_void_p) for n in ("k_cache", "v_cache", *_SCALES)), ("window", c_int64)]
 
 
 class _Model(ctypes.Structure):
-    _fields_ = [*((n, c_int64) for n in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "inter", "vocab", "block_size", "weights", "kv", "threads")),
+    _fields_ = [*((n, c_int64) for n in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "inter", "vocab", "block_size", "weights", "kv", "threads", "sinks")),
                 ("eps", c_double), ("scale", c_double), *((n, c_void_p) for n in ("freq", "norm", "embed_scale", "head_scale", "embed", "head", "layers"))]
 
 
@@ -58,7 +60,6 @@ class CompiledPass:
         self._held: list[torch.Tensor] = []
         """What the structures point to."""
         self._vocab = c.vocab_size
-        self._sinks = decoder.sinks
         self._kinds = {_kind(m) for m in (w.embed, w.head, *(getattr(layer, n) for layer in w.layers for n in _MATRICES))}
         self._layers = (_Layer * c.num_layers)()
         for to, layer, window in zip(self._layers, w.layers, decoder.windows, strict=True):
@@ -71,7 +72,7 @@ class CompiledPass:
             to.window = window
         embed, embed_scale = self._matrix(w.embed)
         head, head_scale = self._matrix(w.head)
-        self._model = _Model(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, c.vocab_size, 1, next(iter(self._kinds)), 0, 1,
+        self._model = _Model(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, c.vocab_size, 1, next(iter(self._kinds)), 0, 1, decoder.sinks,
                              c.rms_norm_eps, c.head_dim**-0.5, self._vector(w.inverse_frequencies), self._vector(w.norm), embed_scale, head_scale, embed, head,
                              ctypes.addressof(self._layers))
         self._kv: weakref.ref[KVStore] | None = None
@@ -90,8 +91,6 @@ class CompiledPass:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: Batch, kv: KVStore, sample_rows: torch.Tensor) -> torch.Tensor:
         """See `Decoder.forward`."""
-        if kv.quantised or self._sinks:
-            raise NotImplementedError("the compiled pass reads no codes and knows no sinks")
         self._use(kv)
         m = self._model
         m.threads = torch.get_num_threads()
@@ -120,8 +119,11 @@ class CompiledPass:
             return
         for to, layer in zip(self._layers, kv.layers, strict=True):
             to.k_cache, to.v_cache = layer.k.data_ptr(), layer.v.data_ptr()
+            for name in _SCALES:
+                part = getattr(layer, name)
+                setattr(to, name, None if part is None else part.data_ptr())
         self._model.block_size = kv.block_size
-        self._model.kv = 1 if kv.dtype == torch.float16 else 0
+        self._model.kv = _KV_KINDS[kv.dtype]
         self._kv = weakref.ref(kv)
 
     def _vector(self, t: torch.Tensor | None) -> int | None:

@@ -320,7 +320,7 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> 
             for x, codes, scales, zeros in ((k[t], layer.k, layer.k_scale, layer.k_zero), (v[t], layer.v, layer.v_scale, layer.v_zero)):
                 assert scales is not None
                 codes[at], scales[at], zero = quantise(x, codes.dtype)
-                if zeros is not None:
+                if zeros is not None and zero is not None:
                     zeros[at] = zero
 
 
