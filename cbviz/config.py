@@ -116,6 +116,8 @@ class ModelSpec:
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
     sliding_window: int = 0
+    attention_sinks: int = 0
+    """First tokens that every query sees in the layers with a window."""
     num_global_layers: int = 0
     """Layers that attend to everything although `sliding_window` is set (Gemma, GPT-OSS)."""
     params: int = 0
@@ -145,6 +147,18 @@ class DeviceSpec:
     source: str = ""
 
 
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "int8", "int4")
+
+
+def kv_bytes_per_element(kv_cache_dtype: str, head_dim: int) -> float:
+    """Bytes that one number of a key or value takes in the cache, what its token and head need beside the codes shared out: int8 a float16 scale, int4 a scale and a zero.
+
+    >>> [kv_bytes_per_element(name, 64) for name in ("float32", "float16", "int8", "int4")]
+    [4.0, 2.0, 1.03125, 0.5625]
+    """
+    return {"float32": 4.0, "float16": 2.0, "int8": 1.0 + 2.0 / head_dim, "int4": 0.5 + 4.0 / head_dim}[kv_cache_dtype]
+
+
 def knob(default: Any, help: str, *, min: float | None = None, max: float | None = None, choices: tuple[str, ...] | None = None, unit: str = "", live: bool = True) -> Any:
     """A config field with the metadata that controls, messages and docs are made from. `live`: may change during a run."""
     return field(default=default, metadata={"help": help, "min": min, "max": max, "choices": choices, "unit": unit, "live": live})
@@ -166,7 +180,13 @@ class EngineConfig:
     long_prefill_token_threshold: int = knob(0, "Longest chunk of a prompt in one step; 0: no limit.", min=0, max=1_000_000, unit="tokens")
     scheduler_reserve_full_isl: bool | None = knob(None, "Admit only if all known tokens fit now. Empty: as the discipline says.")
     watermark: float = knob(0.0, "Share of the pool that an admission must leave free.", min=0.0, max=0.9)
-    sliding_window: int = knob(0, "Attention window; 0: full attention.", min=0, max=10_000_000, unit="tokens", live=False)
+    kv_cache_memory_bytes: int | None = knob(None, "Size of the KV pool in bytes: num_blocks follows from what a token takes. Empty: num_blocks says.",
+                                             min=1, max=10**13, unit="bytes", live=False)
+    kv_cache_dtype: str = knob("auto", "How keys and values are kept: auto as the precision says; in 32 or 16 bits; as 8- or 4-bit codes with a scale for each token and head.",
+                               choices=KV_CACHE_DTYPES, live=False)
+    sliding_window: int = knob(0, "Attention window; 0: the model's own if it has one, else full attention.", min=0, max=10_000_000, unit="tokens", live=False)
+    attention_sinks: int = knob(0, "First tokens that every query sees though they lie left of its window (StreamingLLM, arXiv 2309.17453). Needs a window.",
+                                min=0, max=10_000_000, unit="tokens", live=False)
     preemption_mode: str = knob("recompute", "What a preempted request does with its KV: throw it away and compute it again, or wait on the host and be copied back.",
                                 choices=("recompute", "swap"))
     swap_blocks: int = knob(256, "Host blocks for requests that are swapped out; where they run short a request is recomputed.", min=0, max=4_000_000, unit="blocks", live=False)
@@ -257,9 +277,29 @@ class EngineConfig:
     def pool_tokens(self) -> int:
         return self.num_usable_blocks * self.block_size
 
-    def resolve(self, model_context: int) -> tuple[EngineConfig, list[str]]:
-        """Fills in what was left empty, for a model with `model_context` positions. Returns the full config and notes for the user."""
+    def blocks_that_fit(self, kv_bytes_per_token: float) -> int:
+        """num_blocks, or how many blocks kv_cache_memory_bytes holds where that is set (the null block among them). Raises ConfigError if fewer than two."""
+        if self.kv_cache_memory_bytes is None:
+            return self.num_blocks
+        block = kv_bytes_per_token * self.block_size
+        if self.kv_cache_memory_bytes < 2 * block:
+            raise ConfigError(f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes:,}, the least is {math.ceil(2 * block):,}: two blocks of {self.block_size} tokens, "
+                              f"{kv_bytes_per_token:,.0f} bytes each token. Raise it, or lower block_size or kv_cache_dtype.")
+        return int(self.kv_cache_memory_bytes // block)
+
+    def resolve(self, model_context: int, *, kv_bytes_per_token: float = 0.0, window: int = 0) -> tuple[EngineConfig, list[str]]:
+        """Fills in what was left empty, for a model with `model_context` positions that keeps `kv_bytes_per_token`, and of which no layer sees beyond `window`
+        positions under this config (0: some layer sees all). Returns the full config and notes for the user."""
         notes: list[str] = []
+        if self.kv_cache_memory_bytes is not None:
+            self = dataclasses.replace(self, num_blocks=self.blocks_that_fit(kv_bytes_per_token))
+            notes.append(f"num_blocks is {self.num_blocks}: what {self.kv_cache_memory_bytes:,} bytes hold at {kv_bytes_per_token:,.0f} bytes a token")
+        if window and window != self.sliding_window and self.kv_allocation == "paged":
+            self = dataclasses.replace(self, sliding_window=window)
+            notes.append(f"sliding_window is {window}: the model's own, no layer sees further")
+        if self.attention_sinks and not (window or self.sliding_window):
+            raise ConfigError(f"attention_sinks is {self.attention_sinks}, but there is no window that every layer keeps to, and without one all see the first tokens anyway: "
+                              "set sliding_window, or attention_sinks to 0")
         limit = self.max_model_len
         if limit is None:
             limit = min(model_context, self.pool_tokens)
@@ -279,7 +319,9 @@ class EngineConfig:
         return dataclasses.replace(self, max_model_len=limit, max_num_batched_tokens=budget, enable_prefix_caching=caching), notes
 
     def replace(self, **changes: Any) -> EngineConfig:
-        """A changed copy. Raises ConfigError for an unknown field, naming the nearest known one."""
+        """A changed copy; a `num_blocks` that is named counts, whatever bytes the pool was sized by. Raises ConfigError for an unknown field, naming the nearest known one."""
+        if "num_blocks" in changes and "kv_cache_memory_bytes" not in changes:
+            changes = {**changes, "kv_cache_memory_bytes": None}
         return dataclasses.replace(self, **check_names(changes))
 
     def changed(self, **changes: Any) -> EngineConfig:
@@ -292,6 +334,24 @@ class EngineConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def as_run(spec: ModelSpec, config: EngineConfig) -> ModelSpec:
+    """The model as a run under `config` has it: its KV of that type, the config's window laid over its own, sinks. Raises ConfigError.
+
+    Where only some layers have a window of their own and the config's is larger, all are counted with the config's: a little too much.
+    """
+    changes: dict[str, Any] = {}
+    if config.kv_cache_dtype != "auto":
+        if spec.attention == "mla" and config.kv_cache_dtype.startswith("int"):
+            raise ConfigError(f"kv_cache_dtype is {config.kv_cache_dtype!r}, but {spec.name} has MLA, whose latent is not kept as codes: choose auto, float16 or float32")
+        changes["kv_bytes_per_element"] = kv_bytes_per_element(config.kv_cache_dtype, spec.head_dim)
+    own = 0 if spec.num_global_layers else spec.sliding_window
+    if config.sliding_window:
+        changes |= {"sliding_window": min(config.sliding_window, own or config.sliding_window), "num_global_layers": 0}
+    if config.attention_sinks and (spec.sliding_window or config.sliding_window):
+        changes["attention_sinks"] = config.attention_sinks
+    return dataclasses.replace(spec, **changes) if changes else spec
 
 
 CONFIG_FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(EngineConfig)}

@@ -19,7 +19,7 @@ from cbviz import cost as costs
 from cbviz import events as ev
 from cbviz import workload as workloads
 from cbviz.breakpoints import Breakpoint, Predicate, Stop, Watch, as_breakpoint, held, last_stop, next_stop, on, stop_of
-from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, check_names
+from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run, check_names
 from cbviz.core.policy import get_policy
 from cbviz.core.replay import ReplayError
 from cbviz.core.speculative import get_proposer
@@ -85,9 +85,9 @@ class Session:
         loaded: Any = None
         if runner == "torch":
             loaded = _load_model(model, asked.device, progress)
-            spec: ModelSpec = loaded.spec()
+            spec: ModelSpec = as_run(loaded.spec(asked.precision), asked)
         elif runner == "sim":
-            spec = models.get(model)
+            spec = as_run(models.get(model), asked)
         elif isinstance(runner, str):
             raise ConfigError(f"runner is {runner!r}, it must be one of {', '.join(RUNNERS[:2])} (a taped run: Session.from_tape)")
         elif not hasattr(runner, "execute"):
@@ -96,7 +96,7 @@ class Session:
             spec = runner.spec
         if asked.clock is None:
             asked = asked.replace(clock="measured" if runner == "torch" else "modelled")
-        self.config, self.notes = asked.resolve(spec.max_context)
+        self.config, self.notes = _resolve(asked, spec)
         if runner == "torch":
             from cbviz.runners.torch_runner import TorchRunner
 
@@ -598,7 +598,8 @@ class Session:
         if step == 0:
             if ("num_blocks" in changes or "block_size" in changes) and "max_model_len" not in changes:
                 changes = {"max_model_len": None, "max_num_batched_tokens": base.max_num_batched_tokens if base.chunked else None, **changes}
-            base, new.notes = base.changed(**changes).resolve(self.runner.spec.max_context)
+            base = base.changed(**changes)
+            base, new.notes = _resolve(base, self._spec_under(base))
         new.config = new._start_config = base
         new._device = new._pick_device()
         new.runner = self._clone_runner(base)
@@ -812,8 +813,14 @@ class Session:
         if self.runner_name == "sim":
             from cbviz.runners.sim import SimRunner
 
-            return SimRunner(self.runner.spec, config.seed)
+            return SimRunner(self._spec_under(config), config.seed)
         return self.runner
+
+    def _spec_under(self, config: EngineConfig) -> ModelSpec:
+        """The model as `config` has it run."""
+        if self.runner_name == "torch":
+            return as_run(self.runner.model.spec(config.precision), config)  # type: ignore[attr-defined]
+        return as_run(models.get(self.model), config) if self.runner_name == "sim" else self.runner.spec
 
     def _replay(self, records: Iterable[StepRecord], digests: dict[int, Keyframe] | None = None) -> None:
         """Applies recorded steps to the engine from the records alone; the policy, the model and the clock are not asked. Leaves the KV to `_sync`.
@@ -858,6 +865,11 @@ def _load_model(model: str, device: str, progress: Callable[..., None] | None) -
         torch_runner.pick_device(device)
         _LOADED[key] = loader.load(model, progress=progress)  # mapped; a runner on a card takes there what its precision needs
     return _LOADED[key]
+
+
+def _resolve(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, list[str]]:
+    """`spec`: the model as `config` has it run."""
+    return config.resolve(spec.max_context, kv_bytes_per_token=models.kv_bytes_per_token(spec), window=0 if spec.num_global_layers else spec.sliding_window)
 
 
 def tape_runner(trace: Trace) -> TapeRunner:

@@ -16,9 +16,9 @@ def check(s: Scheduler) -> None:
         for i, b in enumerate(r.block_ids):
             assert 0 <= b < pool.num_blocks, f"{r.request_id}: block {b} at place {i} is not in the pool"
             if b == NULL_BLOCK:
-                assert i < r.num_null_blocks, f"{r.request_id}: null block at place {i}, only {r.num_null_blocks} are out of the window"
+                assert s.kv.sink_blocks <= i < r.num_null_blocks, f"{r.request_id}: null block at place {i}, out of the window are {s.kv.sink_blocks} to {r.num_null_blocks - 1}"
             else:
-                assert i >= r.num_null_blocks, f"{r.request_id}: block {b} at place {i} should be out of the window"
+                assert i >= r.num_null_blocks or i < s.kv.sink_blocks, f"{r.request_id}: block {b} at place {i} should be out of the window"
                 refs[b] += 1
         held = [b for b in r.block_ids if b != NULL_BLOCK]
         assert len(set(held)) == len(held), f"{r.request_id}: a block stands twice in its table {r.block_ids}"

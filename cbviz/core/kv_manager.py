@@ -25,21 +25,27 @@ class KVManager:
     """Block tables of all requests over one pool.
 
     `sliding_window` W > 0: a query sees the last W positions (itself included), so blocks that lie wholly left of every later
-    window are returned and stand as 0 in the table.
+    window are returned and stand as 0 in the table. `attention_sinks` S > 0: every query sees the first S tokens too, so the blocks
+    that hold them stay, and the null blocks stand behind them:
+
+        block table  |<-- sinks -->| 0 | 0 | 0 |<-- window -->|
+                     0       sink_blocks    num_null_blocks
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, max_model_len: int, journal: list[AnyEvent], sliding_window: int = 0, contiguous: str = "") -> None:
+    def __init__(self, pool: BlockPool, block_size: int, max_model_len: int, journal: list[AnyEvent], sliding_window: int = 0, contiguous: str = "",
+                 attention_sinks: int = 0) -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.sliding_window = sliding_window
+        self.sink_blocks = -(-attention_sinks // block_size) if sliding_window else 0
         self.contiguous = contiguous
         """How a run of blocks is chosen (`first-fit`, `best-fit`); '': blocks are taken one by one, wherever they lie."""
         self.journal = journal
         self.copies: list[tuple[int, int]] = []
         """Blocks that this step copies, as (source, destination), in order; the scheduler empties it."""
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = pool.undo
-        self._extra = f"window {sliding_window}".encode() if sliding_window else b""
+        self._extra = (f"window {sliding_window}" + f" sinks {attention_sinks}" * (attention_sinks > 0)).encode() if sliding_window else b""
 
     # prefix cache -------------------------------------------------------------------------------------------------------
 
@@ -56,7 +62,8 @@ class KVManager:
         """Blocks of the longest cached prefix, at most num_tokens - 1 tokens of it (one token must be computed to get logits).
 
         With a sliding window only the last ceil((W - 1) / block_size) blocks of a prefix matter: looked for from the right, with null
-        blocks before them; where there is no such run, the leading run counts (vLLM's rule).
+        blocks before them; where there is no such run, the leading run counts (vLLM's rule). With sinks their blocks must be there as well: what
+        comes behind them was computed with them in sight.
         """
         if not self.pool.enable_caching:
             return []
@@ -66,8 +73,13 @@ class KVManager:
         if self.sliding_window:
             need = -(-(self.sliding_window - 1) // self.block_size)
             found = [NULL_BLOCK] * limit
+            sinks = min(self.sink_blocks, limit)
+            for i in range(sinks):
+                found[i] = find(hashes[i])
+                if found[i] == NULL_BLOCK:
+                    return found[:i]
             run = 0
-            for i in range(limit - 1, -1, -1):
+            for i in range(limit - 1, sinks - 1, -1):
                 b = find(hashes[i])
                 if b == NULL_BLOCK:
                     run = 0
@@ -76,7 +88,7 @@ class KVManager:
                 run += 1
                 if run >= need:
                     return found[: i + run]
-            return found[:run]
+            return found[: sinks + run]
         out: list[int] = []
         for i in range(limit):
             b = find(hashes[i])
@@ -122,8 +134,10 @@ class KVManager:
         self.pool.touch(hits, r.request_id)
         r.block_ids.extend(hits)
         r.num_cached_blocks = len(hits)
-        while r.num_null_blocks < len(hits) and hits[r.num_null_blocks] == NULL_BLOCK:
-            r.num_null_blocks += 1
+        i = self.sink_blocks
+        while i < len(hits) and hits[i] == NULL_BLOCK:
+            i += 1
+            r.num_null_blocks = i
         self.journal.append(ev.Shared(r.request_id, hits))
 
     def allocate(self, r: Request, num_new: int, reserve_tokens: int = 0, num_lookahead: int = 0) -> tuple[int, int] | None:
@@ -211,14 +225,14 @@ class KVManager:
 
     def _leave_window(self, r: Request) -> None:
         gone = min(max(0, r.num_computed_tokens - self.sliding_window + 1) // self.block_size, len(r.block_ids))
-        if gone > r.num_null_blocks:
-            first = r.num_null_blocks
+        first = max(r.num_null_blocks, self.sink_blocks)
+        if gone > first:
             self.journal.append(ev.OutOfWindow(r.request_id, self.leave(r, first, gone), first))
 
     def leave(self, r: Request, first: int, gone: int) -> list[int]:
         """Gives back the blocks at places `first` .. `gone` - 1 and puts null blocks there. Returns their ids."""
         ids = r.block_ids[first:gone]
-        self.undo.append((_refill, (r, first, ids)))
+        self.undo.append((_refill, (r, first, ids, r.num_null_blocks)))
         r.block_ids[first:gone] = [NULL_BLOCK] * len(ids)
         r.num_null_blocks = gone
         self.pool.free(ids, r.request_id)
@@ -226,7 +240,7 @@ class KVManager:
 
     def free(self, r: Request) -> list[int]:
         """Gives back all of the request's references. Returns the ids, in table order, without null blocks."""
-        ids = r.block_ids[r.num_null_blocks :] if r.num_null_blocks else r.block_ids
+        ids = r.block_ids[: self.sink_blocks] + r.block_ids[r.num_null_blocks :] if r.num_null_blocks else r.block_ids
         self.pool.free(ids, r.request_id)
         r.block_ids = []
         r.num_null_blocks = r.num_cached_blocks = 0
@@ -249,6 +263,6 @@ def _set_cached(r: Request, n: int) -> None:
     r.num_cached_blocks = n
 
 
-def _refill(r: Request, first: int, ids: list[int]) -> None:
+def _refill(r: Request, first: int, ids: list[int], num_null_blocks: int) -> None:
     r.block_ids[first : first + len(ids)] = ids
-    r.num_null_blocks = first
+    r.num_null_blocks = num_null_blocks

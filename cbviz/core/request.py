@@ -63,7 +63,7 @@ class Request:
         self.shares_tail = False
         """Others may hold its last block too: before it writes there it must look."""
         self.num_null_blocks = 0
-        """Leading places of the table that a sliding window has emptied."""
+        """Places of the table up to here have been emptied by a sliding window, those of its sinks aside."""
         self.block_hashes: list[bytes] = []
         """Chained hashes of the full blocks of `token_ids`, as far as they were asked for."""
         self.num_cached_blocks = 0

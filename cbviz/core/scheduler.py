@@ -63,7 +63,7 @@ class Scheduler:
         self.journal: list[AnyEvent] = []
         self.pool = BlockPool(config.num_blocks, config.enable_prefix_caching and config.kv_allocation == "paged")
         self.kv = KVManager(self.pool, config.block_size, config.max_model_len, self.journal, config.sliding_window,
-                            config.contiguous_fit if config.kv_allocation == "contiguous" else "")
+                            config.contiguous_fit if config.kv_allocation == "contiguous" else "", config.attention_sinks)
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = self.pool.undo
         self.host = HostPool(config.swap_blocks, self.pool.undo)
         self.max_model_len = config.max_model_len
@@ -610,7 +610,7 @@ class Scheduler:
         if rules.reserve_full_isl:
             most = None
             if kv.sliding_window:
-                most = -(-min(kv.sliding_window - 1 + (self.config.max_num_batched_tokens or 0), self.max_model_len) // kv.block_size) + 1
+                most = -(-min(kv.sliding_window - 1 + (self.config.max_num_batched_tokens or 0), self.max_model_len) // kv.block_size) + 1 + kv.sink_blocks
             checks.append(("blocks", kv.need_at_admission(hits, r.num_tokens, most)))
         checks.append(("blocks", kv.need_at_admission(hits, end)))
         if rules.reserve == "max-tokens":

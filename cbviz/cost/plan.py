@@ -74,8 +74,8 @@ def plan(spec: ModelSpec, device: DeviceSpec, *, context: int | None = None, blo
     num_blocks = int(room // (per_token * block_size))
     blocks = -(-context // block_size)
     windowed = spec.num_layers - spec.num_global_layers if spec.sliding_window else 0
-    # A window of w tokens lies in at most ceil((w - 1) / block_size) + 1 blocks.
-    blocks_in_window = min(blocks, -(-(spec.sliding_window - 1) // block_size) + 1) if windowed else 0
+    # A window of w tokens lies in at most ceil((w - 1) / block_size) + 1 blocks; sinks in blocks of their own.
+    blocks_in_window = min(blocks, -(-(spec.sliding_window - 1) // block_size) + 1 - (-spec.attention_sinks // block_size)) if windowed else 0
     per_layer_block = per_token / spec.num_layers * block_size
     per_request = per_layer_block * ((spec.num_layers - windowed) * blocks + windowed * blocks_in_window)
     free = room - per_token * block_size  # the null block

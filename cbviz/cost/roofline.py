@@ -66,7 +66,8 @@ class _Counter:
         self.dense_bytes = (m.active_params - head - experts * (m.num_experts_per_tok / m.num_experts if experts else 0.0)) * m.weight_bytes_per_param
         self.expert_bytes = experts * (m.expert_bytes_per_param or m.weight_bytes_per_param)
         self.miss = 1.0 - m.num_experts_per_tok / m.num_experts if experts else 0.0
-        self.window = m.sliding_window
+        # A query at position p sees min(p + 1, window) positions, and of the sinks those that lie before them: min(p + 1, window + sinks) in all.
+        self.window = m.sliding_window + m.attention_sinks if m.sliding_window else 0
         windowed = m.num_layers - m.num_global_layers if m.sliding_window else 0
         full = m.num_layers - windowed
         kv = kv_elements_per_layer(m) * m.kv_bytes_per_element

@@ -72,7 +72,8 @@ class CompiledPass:
             to.window = window
         embed, embed_scale = self._matrix(w.embed)
         head, head_scale = self._matrix(w.head)
-        self._model = _Model(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, c.vocab_size, 1, next(iter(self._kinds)), 0, 1, decoder.sinks,
+        self._model = _Model(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, c.vocab_size, 1,
+                             next(iter(self._kinds)), 0, 1, decoder.sinks,
                              c.rms_norm_eps, c.head_dim**-0.5, self._vector(w.inverse_frequencies), self._vector(w.norm), embed_scale, head_scale, embed, head,
                              ctypes.addressof(self._layers))
         self._kv: weakref.ref[KVStore] | None = None

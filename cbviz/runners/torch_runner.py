@@ -14,14 +14,14 @@ import cbviz.model  # noqa: F401  before torch: it settles how torch's threads w
 import numpy as np
 import torch
 
-from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec
+from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run
 from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput, Span, StepProfile
 from cbviz.model import device_peaks, ops, profile, threads
 from cbviz.model.decoder import Decoder
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
 from cbviz.model.graphs import Backend, device_pass, exact_float32
 from cbviz.model.hub import ModelSource, Progress
-from cbviz.model.kv_store import EMPTY, KVStore, chain_all
+from cbviz.model.kv_store import EMPTY, STORAGE, KVStore, chain_all
 from cbviz.model.loader import LoadedModel, load
 from cbviz.model.ops import Batch, OpSet
 from cbviz.model.rowwise import ROWWISE
@@ -38,7 +38,7 @@ class TorchRunner:
     """A decoder (dense, mixture of experts, MLA) over a paged KV store.
 
     `model`: what `hub.resolve` takes (a registry name, folder, GGUF file or hub id), or a model already loaded, whose weights are then
-    shared. Of `config` it reads block_size, num_blocks, sliding_window, precision, kernels, batch_invariant, device and seed. Raises ConfigError
+    shared. Of `config` it reads block_size, num_blocks, kv_cache_memory_bytes, kv_cache_dtype, sliding_window, attention_sinks, precision, kernels, batch_invariant, device and seed. Raises ConfigError
     for a field that asks for what does not exist, ModelError for a model that cannot be had.
     """
 
@@ -55,10 +55,11 @@ class TorchRunner:
         c = self.model.config
         kept = torch.float32 if config.precision == "exact" else torch.float16
         self.ops, self.decoder = self._operators(config, ops.Shape(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, config.block_size, kept))
-        self.kv = c.store(config.num_blocks, config.block_size, self.device, kept)
+        self._spec = as_run(self.model.spec(config.precision), config)
+        stored = kept if config.kv_cache_dtype == "auto" else STORAGE[config.kv_cache_dtype]
+        self.kv = c.store(config.blocks_that_fit(c.store(1, 1, "cpu", stored).bytes_per_token), config.block_size, self.device, stored)
         self.device_pass = device_pass(self.decoder, self.kv, self.device, config.max_num_seqs, config.enforce_eager, backend)
         """How passes run on a device that works beside the host; None on the CPU."""
-        self._spec = self.model.spec(config.precision)
         self.host: HostStore | None = None
         """Made when somebody is first swapped out."""
         self._writing: set[int] = set()
@@ -70,13 +71,13 @@ class TorchRunner:
     def _operators(self, config: EngineConfig, shape: ops.Shape) -> tuple[OpSet, Decoder]:
         """The operators that the config asks for, and a decoder on them. With `batch_invariant` only what promises it: `auto` falls back to the reference row by row."""
         chosen = ops.pick(config.kernels, self.device, shape) if not (config.batch_invariant and config.kernels == "reference") else ROWWISE
-        decoder = self.model.decoder(chosen, config.sliding_window, config.precision, device=self.device)
+        decoder = self.model.decoder(chosen, config.sliding_window, config.precision, config.attention_sinks, device=self.device)
         if config.batch_invariant and not decoder.batch_invariant:
             if config.kernels != "auto":
                 raise ConfigError(f"batch_invariant is on, but kernels {config.kernels!r} are here {chosen.name} ({chosen.about}) and do not promise it: their sums are split by "
                                   "the number of rows. Set kernels to 'auto' or 'reference', or turn batch_invariant off.")
             chosen = ROWWISE
-            decoder = self.model.decoder(chosen, config.sliding_window, config.precision, device=self.device)
+            decoder = self.model.decoder(chosen, config.sliding_window, config.precision, config.attention_sinks, device=self.device)
         return chosen, decoder
 
     @property
@@ -346,7 +347,8 @@ class TorchRunner:
         c, d = self.model.config, self.decoder
         num_tokens = sum(x.num_tokens for x in chunks)
         pairs = seen = 0
-        for window in self.decoder.windows:
+        for own in self.decoder.windows:
+            window = own + self.decoder.sinks if own else 0  # a query at position p sees min(p + 1, window + sinks) positions
             for x in chunks:
                 end = x.start + x.num_tokens
                 pairs += _pairs(end, window) - _pairs(x.start, window)

@@ -43,7 +43,7 @@ class LedgerRunner(SimRunner):
     def __init__(self, config: EngineConfig, fail: Callable[[SchedulerOutput], BaseException | None] | None = None) -> None:
         super().__init__(SPEC, config.seed)
         self.block_size = config.block_size
-        self.window = config.sliding_window
+        self.window, self.sinks = config.sliding_window, config.attention_sinks
         self.healed = 0
         """Blocks that a copy should have brought and did not: computed again. More than 0 only after a restore or a failed step."""
         self.limit = config.max_model_len or 0
@@ -99,7 +99,7 @@ class LedgerRunner(SimRunner):
         for c in plan.chunks:
             chain = self._chains[c.request_id]
             first = max(0, c.start - self.window + 1) if self.window else 0
-            for p in range(first, c.start + c.num_tokens - c.num_draft):
+            for p in (*range(min(first, self.sinks)), *range(first, c.start + c.num_tokens - c.num_draft)):
                 slot = c.block_table[p // size], p % size
                 assert slot[0] != NULL_BLOCK and self.slots.get(slot) == chain[p], (
                     f"step {plan.step}: {c.request_id} reads position {p} from slot {slot}, which holds something else")
@@ -185,6 +185,9 @@ def case(seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool =
     drawn.update(fields)
     if budget is not None and "max_num_batched_tokens" not in fields and DISCIPLINES[drawn["discipline"]].chunked:
         drawn["max_num_batched_tokens"] = budget
+    if drawn["sliding_window"] and "attention_sinks" not in fields:
+        own = random.Random(f"sinks {seed}")
+        drawn["attention_sinks"] = own.choice((0, own.randint(1, 9), own.randint(1, 40)))
     config, _ = EngineConfig(**drawn).resolve(SPEC.max_context)
     longest = rng.choice((limit - 1, max(1, limit // 3), max(1, limit // 3)))
     prefixes = [[rng.randrange(1000) for _ in range(rng.randint(0, limit))] for _ in range(2)] + [[]]
