@@ -235,6 +235,9 @@ class EngineConfig:
         if self.kv_allocation == "contiguous" and self.speculative != "off":
             raise ConfigError(f"kv_allocation is 'contiguous' and speculative is {self.speculative!r}: drafts need slots beyond prompt + max_tokens, and a contiguous "
                               "run can't grow. Set speculative to 'off' or kv_allocation to 'paged'.")
+        if self.attention_sinks and self.preemption_mode == "swap":
+            raise ConfigError(f"attention_sinks is {self.attention_sinks} and preemption_mode is 'swap': a request is copied out and back as one run of blocks, and with sinks "
+                              "there are two. Set preemption_mode to 'recompute' or attention_sinks to 0.")
         if self.kv_allocation == "contiguous" and self.sliding_window:
             raise ConfigError(f"kv_allocation is 'contiguous' and sliding_window is {self.sliding_window}: a contiguous run is given back whole, no block of it can leave "
                               "the window. Set sliding_window to 0 or kv_allocation to 'paged'.")

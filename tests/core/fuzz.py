@@ -185,7 +185,7 @@ def case(seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool =
     drawn.update(fields)
     if budget is not None and "max_num_batched_tokens" not in fields and DISCIPLINES[drawn["discipline"]].chunked:
         drawn["max_num_batched_tokens"] = budget
-    if drawn["sliding_window"] and "attention_sinks" not in fields:
+    if drawn["sliding_window"] and "attention_sinks" not in fields and drawn.get("preemption_mode") != "swap":
         own = random.Random(f"sinks {seed}")
         drawn["attention_sinks"] = own.choice((0, own.randint(1, 9), own.randint(1, 40)))
     config, _ = EngineConfig(**drawn).resolve(SPEC.max_context)

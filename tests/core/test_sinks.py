@@ -115,5 +115,7 @@ def test_a_full_length_admission_counts_the_sinks() -> None:
 def test_sinks_need_a_window() -> None:
     with pytest.raises(ConfigError, match="attention_sinks is 4, but there is no window"):
         EngineConfig(attention_sinks=4).resolve(100)
+    with pytest.raises(ConfigError, match="attention_sinks is 4 and preemption_mode is 'swap'"):
+        EngineConfig(attention_sinks=4, sliding_window=8, preemption_mode="swap")
     assert EngineConfig(attention_sinks=4, sliding_window=8).resolve(100)[0].attention_sinks == 4
     assert EngineConfig(attention_sinks=4).resolve(100, window=8)[0].sliding_window == 8
