@@ -238,6 +238,10 @@ class KVManager:
         self.pool.free(ids, r.request_id)
         return ids
 
+    def num_held(self, r: Request) -> int:
+        """Blocks in the request's table, null blocks aside."""
+        return len(r.block_ids) - max(0, r.num_null_blocks - self.sink_blocks)
+
     def free(self, r: Request) -> list[int]:
         """Gives back all of the request's references. Returns the ids, in table order, without null blocks."""
         ids = r.block_ids[: self.sink_blocks] + r.block_ids[r.num_null_blocks :] if r.num_null_blocks else r.block_ids

@@ -413,7 +413,7 @@ def _take_due(pending: list[_Pending], now: float, into: list[_Pending]) -> None
 
 def _saved_blocks(s: Scheduler) -> int:
     """Places in block tables less blocks in use: what sharing saves now."""
-    return sum(len(r.block_ids) - r.num_null_blocks for r in s.running) - (s.pool.num_blocks - 1 - s.pool.num_free)
+    return sum(map(s.kv.num_held, s.running)) - (s.pool.num_blocks - 1 - s.pool.num_free)
 
 
 def _modelled_spans(plan: SchedulerOutput, cost: StepCost) -> list[Span]:
