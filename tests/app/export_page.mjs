@@ -13,7 +13,7 @@ model.on("msg:custom", (m, bufs) => {
 });
 function drawn() {
   const requests = {}; R.rows.forEach((q, r) => { if (q) requests[R.id(r)] = { state: STATES[q.code], computed: q.computed, cached: q.cached, outputs: q.outputs, preemptions: q.preemptions, wait: q.wait, end: q.end, status: q.status, blocks: Array.from(q.blocks), text: R.out[r].text.slice(0, q.outputs).join("") }; });
-  return { step: R.step, event: R.event, requests, words: Array.from(R.bl.w), waiting: R.waiting.map((r) => R.id(r)), running: R.running.map((r) => R.id(r)), chunks: R.chunks.map((k) => [R.id(k.r), k.start, k.n, k.kind]), marks: R.bl.marks, pad: R.pad, config: R.config, why: why.items, whyStep: why.step, numEvents: why.num_events, moment: why.moment ?? null, account, metrics: metrics && metrics.values, metricSteps: metrics && metrics.steps };
+  return { step: R.step, event: R.event, requests, words: Array.from(R.bl.w), waiting: R.waiting.map((r) => R.id(r)), running: R.running.map((r) => R.id(r)), chunks: R.chunks.map((k) => [R.id(k.r), k.start, k.n, k.kind]), marks: R.bl.marks, pad: R.pad, config: R.config, experts: R.experts, why: why.items, whyStep: why.step, numEvents: why.num_events, moment: why.moment ?? null, account, metrics: metrics && metrics.values, metricSteps: metrics && metrics.steps };
 }
 model.send({ type: "ready" });
 const out = [drawn()];

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import cbviz as cb
@@ -64,6 +65,7 @@ def assert_drawn(drawn: dict[str, Any], trace: Trace) -> None:
     head, buffers = live
     assert drawn["marks"] == list(memoryview(buffers[head["b"].index("marks")]).cast("I"))
     assert drawn["config"] == head["config"]
+    assert drawn["experts"] == head.get("experts")
 
 
 def heavy() -> Trace:
@@ -150,6 +152,21 @@ def test_accounts_are_those_of_the_trace(node: str, tmp_path: Path) -> None:
 
 TEXTS = ["r1 takes 1 token", "0.05 s and 144.8 µs", "1,234,007 tokens", "007", "12345678901234567890", "٣ and 3", "", "5", "a5b05c0d00", "-3 to +4",
          "</script>\u2028\x00\U0001f600", "1.", ".1", "r1 takes 9 token", "r1 takes 2 token"]
+
+
+def test_experts_of_a_mixture_are_in_the_page(node: str, tmp_path: Path) -> None:
+    """Load of the step and of the run up to it, at every step forwards and back, inside one, and where nothing was computed."""
+    trace = Trace(run().header)
+    rng = random.Random(1)
+    for r in list(run())[:12]:
+        trace.append(msgspec.structs.replace(r, expert_load=None if r.step == 5 else [[rng.randrange(9) for _ in range(4)], [], [rng.randrange(9) for _ in range(4)]]))
+    page = export.export_html(trace, tmp_path / "run.html", step=0)
+    asked: list[Any] = [[n, None] for n in (1, 2, 5, 6, 12, 3)] + [[8, 1]]
+    got = read(node, page, asked)["drawn"]
+    for drawn in got[1:]:
+        assert_drawn(drawn, trace)
+    assert got[1]["experts"]["load"] == [(trace.record(1).expert_load or [])[i] for i in (0, 2)] and got[3]["experts"] is None
+    assert got[5]["experts"]["sum"] == [[sum((r.expert_load or [[0] * 4] * 3)[i][e] for r in trace) for e in range(4)] for i in (0, 2)]
 
 
 def test_sentences_come_out_as_they_went_in(node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
