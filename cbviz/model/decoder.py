@@ -191,6 +191,8 @@ class DecoderConfig:
 
     def store(self, num_blocks: int, block_size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> KVStore:
         """An empty KV store of this model's layout."""
+        if self.kv_lora_rank and not dtype.is_floating_point:
+            raise ModelError(f"{self.architecture} has MLA: its latents are kept in 16 or 32 bits, codes of 8 and 4 bits are not built for them")
         heads, dim = (1, self.latent_size) if self.kv_lora_rank else (self.num_kv_heads, self.head_dim)
         return KVStore(self.num_layers, num_blocks, heads, block_size, dim, device, dtype, self.kv_lora_rank)
 
