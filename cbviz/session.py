@@ -197,6 +197,10 @@ class Session:
         """The request at the cursor: status, output_token_ids, block_ids, ... Raises KeyError naming it."""
         return self.state().request(request_id)
 
+    def outputs(self, request_id: str) -> list[list[int]]:
+        """The output token ids of all the request's sequences (`Sampling.n`) at the cursor, its own first. Raises KeyError."""
+        return self.state().outputs(request_id)
+
     def text(self, request_id: str) -> str:
         """The request's output in words; '' where tokens stand for no text."""
         return "".join(self.request(request_id).output_texts)

@@ -21,7 +21,7 @@ from typing import Any
 
 from cbviz import __version__
 from cbviz.app import assets
-from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, event_sentence, metrics_message, reserved, step_account, why_message
+from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, copies, event_sentence, metrics_message, reserved, step_account, why_message
 from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace
 from cbviz.trace.experts import layers_of
@@ -80,6 +80,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
         "said": {"frames": list(said.frames), "ids": list(said.ids)},
         "accounts": _accounts(trace),
         "experts": _experts(trace),
+        "copies": {r.step: made for r in trace if (made := copies(r))},
         "figures": {"names": names, "at": at, "clock": h.clock},
         "step": step,
         "title": [title, model, f"{h.device}, {h.clock}", str(h.config.get("discipline", "")), str(h.config.get("policy", ""))],

@@ -178,8 +178,8 @@ class Wire:
         record = trace.records[cursor.step - 1] if cursor.step else None
         if record is not None:
             head["pad"] = record.num_padding_tokens
-            if copies := [[e.src, e.dst] for e in record.events if isinstance(e, ev.Copied)]:
-                head["copies"] = copies
+            if made := copies(record):
+                head["copies"] = made
             if record.expert_load:
                 head["experts"] = self._experts(trace, cursor.step, record.expert_load)
         parts["chunks"] = words(self._chunks(record) if record is not None else [])
@@ -244,6 +244,11 @@ def block_words(s: State, b: int) -> tuple[int, int]:
         return 0, NULL
     flags = NULL if b == NULL_BLOCK else CACHED if s.cached[b] else 0
     return s.owner(b) + 1, min(s.ref_count(b), 0xFFFF) << 16 | min(s.fill(b), 0xFFF) << 4 | flags
+
+
+def copies(record: StepRecord) -> list[list[int]]:
+    """Blocks that the step copied on write, as [source, destination]."""
+    return [[e.src, e.dst] for e in record.events if isinstance(e, ev.Copied)]
 
 
 def config_head(now: dict[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ export class Recorded {
   pause() { clearTimeout(this.timer); if (!this.playing) return; this.playing = false; this.tell(); this.say(); }
   go(step, event) { const on = this.fold.go(step, event); this.picture(!on); if (!this.playing || Date.now() - this.explained > EXPLAIN_MS) this.say(); }
   picture(full, reset = false) {
-    const { head, buf, step, event, steps, pad, config } = this.fold, parts = this.fold.parts(full); let m = { type: "picture", steps, step, event, pad, config };
+    const { head, buf, step, event, steps, pad, config } = this.fold, parts = this.fold.parts(full); let m = { type: "picture", steps, step, event, pad, config, copies: (head.copies || {})[step] };
     if (reset) { const { b, words, ...first } = head.first; m = { ...first, ...m, words, live: this.live() }; for (const n of b) if (!STATE_PARTS.has(n)) parts[n] = buf[n]; }
     const experts = this.fold.experts(step); if (experts) m.experts = experts; if (full) m.full = true; m.b = Object.keys(parts); m.seq = ++this.sent; this.emit(m, Object.values(parts).map((p) => (p instanceof DataView ? p : new DataView(p.buffer))));
   }
