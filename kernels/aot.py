@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 TARGETS = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
 """The most shared memory of one program."""
+VERSION = triton.__version__
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -34,7 +35,7 @@ class Figures(NamedTuple):
     wide_loads: int
     """Loads of 16 bytes a thread."""
     long_blocks: bool
-    """A block id is made 64 bits wide before it is multiplied (only asked of kernels with block tables or slots)."""
+    """Block ids are 64 bits wide before they are multiplied."""
 
 
 def arguments(fn: Any, args: tuple[Any, ...], constants: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
@@ -98,11 +99,6 @@ def _count(text: str, pattern: str) -> int:
 
 
 def _long_blocks(ttir: str) -> bool:
-    """Is every product with a cache's block stride taken in 64 bits? Strides are recognised by their argument names."""
-    found = False
-    for line in ttir.splitlines():
-        if re.search(r"arith\.(?:muli|extsi|divsi)", line) and re.search(r"(?:tensor<\S*xi64>|: i64)", line):
-            found = True
-        if re.search(r"arith\.muli .*%[kv]_b\b", line) and "i64" not in line:
-            return False
-    return found
+    """Is a block stride (`k_b`, `v_b`, `s_b`) only ever used after it was made 64 bits wide? It is, if what it is multiplied with is: else a large pool would wrap around."""
+    uses = [line for line in ttir.splitlines() if re.search(r"%[kvs]_b\b", line) and "tt.func" not in line]
+    return all(re.search(r"arith\.extsi %[kvs]_b : i32 to i64", line) for line in uses)

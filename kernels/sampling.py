@@ -23,12 +23,12 @@ def best_of_part(logits, best, index, second, total, parts, l_r, V: tl.constexpr
     tl.store(best + to, top)
     tl.store(index + to, at)
     tl.store(second + to, tl.max(tl.where(i == at, -float("inf"), x), 0))
-    tl.store(total + to, tl.sum(tl.where(top == -float("inf"), 0.0, tl.exp(x - top)), 0))
+    tl.store(total + to, tl.sum(tl.exp(x - tl.where(top == -float("inf"), 0.0, top)), 0))
 
 
 @triton.jit(do_not_specialize=["parts"])
-def best_of_row(best, index, second, total, out, parts, BLOCK: tl.constexpr):
-    """Grid (R): from the parts to out [R, 3] float64: the best index, its lead over the second (0 if there is none), log of the sum of exponentials."""
+def best_of_row(best, index, second, total, out, parts, V: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (R): from the parts to out [R, 3] float64: the best index, its lead over the second (0 if V is 1), log of the sum of exponentials."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     at = row * parts + i
@@ -37,10 +37,10 @@ def best_of_row(best, index, second, total, out, parts, BLOCK: tl.constexpr):
     top = tl.max(x, 0)
     chosen = tl.min(tl.where(x == top, where, 2147483647), 0)
     others = tl.where(where == chosen, tl.load(second + at, mask=i < parts, other=-float("inf")), x)
-    lead = top - tl.max(others, 0)
+    lead = top - tl.max(others, 0) if V > 1 else top * 0.0
     share = tl.load(total + at, mask=i < parts, other=0.0) * tl.exp(x - top)
     tl.store(out + row * 3, chosen.to(tl.float64))
-    tl.store(out + row * 3 + 1, tl.where(lead == float("inf"), 0.0, lead).to(tl.float64))
+    tl.store(out + row * 3 + 1, lead.to(tl.float64))
     tl.store(out + row * 3 + 2, (top + tl.log(tl.sum(tl.where(i < parts, share, 0.0), 0))).to(tl.float64))
 
 

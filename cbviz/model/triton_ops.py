@@ -125,15 +125,15 @@ def experts(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_u
     return ops.experts_grouped(x.to(gate_up.dtype), weights, chosen, gate_up, down).float()
 
 
-def _kernels() -> Any:
+def kernel_modules() -> Any:
     """The kernel modules, loaded (and with them triton) on first use."""
     homes = {"activation": "activation", "attention": "paged_attention", "kv": "kv_write", "norm": "norm", "rotary": "rotary", "sampling": "sampling"}
     return SimpleNamespace(**{name: import_module(f"cbviz.kernels.{home}") for name, home in homes.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class _Launcher:
-    """The launches, for one type of inputs to products."""
+class Launcher:
+    """The launches, for one type of inputs to products. `kernels`: `kernel_modules()`, or what stands in for it to look at the launches."""
 
     kernels: Any
     dtype: torch.dtype
@@ -251,7 +251,7 @@ class _Launcher:
             best, second, total = torch.empty(3, rows, parts, device=logits.device)
             index = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
             self.kernels.sampling.best_of_part[(rows, parts)](logits, best, index, second, total, parts, logits.stride(0), V=vocab, BLOCK=tiles.LOGITS_BLOCK, num_warps=8)
-            self.kernels.sampling.best_of_row[(rows,)](best, index, second, total, out, parts, BLOCK=tiles.power(parts), num_warps=1)
+            self.kernels.sampling.best_of_row[(rows,)](best, index, second, total, out, parts, V=vocab, BLOCK=tiles.power(parts), num_warps=1)
         return out
 
     def choose(self, logits: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
@@ -301,7 +301,7 @@ def _ceil(a: int, b: int) -> int:
 def op_set(device: torch.device | str, shape: Shape | None = None) -> OpSet:
     """The set for `device`, which must have Triton's kernels (`unavailable`). Operators whose kernel cannot take `shape` are torch's."""
     refused = {} if shape is None else supports(shape)
-    launch = _Launcher(_kernels(), torch.float32 if shape is None else shape.dtype)
+    launch = Launcher(kernel_modules(), torch.float32 if shape is None else shape.dtype)
     mine = {name: getattr(launch, name) for name in _OPS}
     slow = {name: getattr(device_ops.TORCH, name) for name in _OPS}
     chosen = {name: slow[name] if name in refused else mine[name] for name in _OPS}
