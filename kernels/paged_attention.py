@@ -15,9 +15,10 @@ One row of the dot products is one query head of one token; the heads that share
 keys are cut at multiples of SPLIT_KEYS, whoever else is in the batch, so a decode's result does not depend on its batch-mates, bit for bit.
 Splits, online softmax and the join by log-sum-exp are those of FlashAttention-2 and Flash-Decoding (Dao 2023).
 
-With KV_BITS 8 the caches hold whole numbers with one scale a token and head, k_scale, v_scale [num_blocks, H_kv, BLOCK_SIZE]: number times scale. With
-KV_BITS 4 a byte holds two numbers, offset by 8: dimension i in the low four bits, D/2 + i in the high ones. The scales go onto the scores and weights,
-which are fewer than the keys' numbers; numbers up to 127 are exact in 16 bits.
+With KV_BITS 8 and 4 the caches hold the codes of `cbviz.model.kv_store`: a scale a token and head, with 4 bits also a zero, [num_blocks, H_kv, BLOCK_SIZE], and two codes
+a byte (i low, D/2 + i high). Scales and zeros are applied to scores and weights, which are fewer than the numbers of keys and values, and codes are exact in 16 bits:
+
+    q . (code * scale + zero) = (q . code) * scale + sum(q) * zero        w . (code * scale + zero) = (w * scale) . code + (w . zero)
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def _load_keys(cache, at, slot_ok, d, D: tl.constexpr, KV_BITS: tl.constexpr, DT
         x = tl.load(cache + at[:, None] + byte[None, :], mask=slot_ok[:, None] & (d < D)[None, :], other=0)
         high = (d >= D // 2)[None, :]
     if KV_BITS == 4:
-        x = tl.where(high, x >> 4, x & 15).to(tl.int32) - 8
+        x = tl.where(high, x >> 4, x & 15)
     return x.to(DTYPE)
 
 
 @triton.jit
-def _attend(q, best, total, acc, k_cache, v_cache, k_scale, v_scale, table, pos, slot_ok, seen, head, d, scale2,
+def _attend(q, best, total, acc, k_cache, v_cache, k_scale, v_scale, k_zero, v_zero, table, pos, slot_ok, seen, head, d, scale2,
             k_b, k_h, k_s, v_b, v_h, v_s, s_b, s_h,
             D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_BITS: tl.constexpr):
     """One step of the online softmax (base 2) over the keys at `pos` [TILE]. `seen` [rows, TILE]: which row looks at which key."""
@@ -56,23 +57,29 @@ def _attend(q, best, total, acc, k_cache, v_cache, k_scale, v_scale, table, pos,
     offset = pos % BLOCK_SIZE
     k = _load_keys(k_cache, block * k_b + head * k_h + offset * k_s, slot_ok, d, D, KV_BITS, q.dtype, True)
     v = _load_keys(v_cache, block * v_b + head * v_h + offset * v_s, slot_ok, d, D, KV_BITS, q.dtype, False)
-    scores = tl.dot(q, k, input_precision="ieee") * scale2
+    scores = tl.dot(q, k, input_precision="ieee")
     if KV_BITS <= 8:
-        scores *= tl.load(k_scale + block * s_b + head * s_h + offset, mask=slot_ok, other=0.0).to(tl.float32)[None, :]
-    scores = tl.where(seen, scores, -float("inf"))
+        beside = block * s_b + head * s_h + offset
+        scores *= tl.load(k_scale + beside, mask=slot_ok, other=0.0).to(tl.float32)[None, :]
+    if KV_BITS == 4:
+        scores += tl.sum(q.to(tl.float32), 1)[:, None] * tl.load(k_zero + beside, mask=slot_ok, other=0.0).to(tl.float32)[None, :]
+    scores = tl.where(seen, scores * scale2, -float("inf"))
     higher = tl.maximum(best, tl.max(scores, 1))
     base = tl.where(higher == -float("inf"), 0.0, higher)   # a row that has seen nothing yet stays 0 and never becomes NaN
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(best - base)
     total = total * shrink + tl.sum(weights, 1)
+    acc = acc * shrink[:, None]
+    if KV_BITS == 4:
+        acc += tl.sum(weights * tl.load(v_zero + beside, mask=slot_ok, other=0.0).to(tl.float32)[None, :], 1)[:, None]
     if KV_BITS <= 8:
-        weights *= tl.load(v_scale + block * s_b + head * s_h + offset, mask=slot_ok, other=0.0).to(tl.float32)[None, :]
-    acc = acc * shrink[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
+        weights *= tl.load(v_scale + beside, mask=slot_ok, other=0.0).to(tl.float32)[None, :]
+    acc += tl.dot(weights.to(q.dtype), v, input_precision="ieee")
     return higher, total, acc
 
 
 @triton.jit(do_not_specialize=["window", "sinks", "t_b", "room"])
-def decode(q, k_cache, v_cache, k_scale, v_scale, block_table, query_start, seq_lens, sink_logits, out, part, part_lse, scale2, window, sinks, t_b, room,
+def decode(q, k_cache, v_cache, k_scale, v_scale, k_zero, v_zero, block_table, query_start, seq_lens, sink_logits, out, part, part_lse, scale2, window, sinks, t_b, room,
            q_t, q_h, k_b, k_h, k_s, v_b, v_h, v_s, s_b, s_h, o_t, o_h,
            GROUPS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
            SPLIT_KEYS: tl.constexpr, WHOLE: tl.constexpr, WINDOWED: tl.constexpr, SINK_LOGITS: tl.constexpr,
@@ -113,7 +120,7 @@ def decode(q, k_cache, v_cache, k_scale, v_scale, block_table, query_start, seq_
                 if WINDOWED:
                     seen = seen & ((pos[None, :] > position[:, None] - window) | (pos[None, :] < sinks))
                     slot_ok = slot_ok & ((pos > length - num_queries - window) | (pos < sinks))   # blocks left of the window may be gone
-                best, total, acc = _attend(x, best, total, acc, k_cache, v_cache, k_scale, v_scale, block_table + b * t_b, pos, slot_ok, seen, head, d, scale2,
+                best, total, acc = _attend(x, best, total, acc, k_cache, v_cache, k_scale, v_scale, k_zero, v_zero, block_table + b * t_b, pos, slot_ok, seen, head, d, scale2,
                                            k_b, k_h, k_s, v_b, v_h, v_s, s_b, s_h, D, BLOCK_SIZE, KV_BITS)
             if WHOLE:
                 if SINK_LOGITS:
@@ -165,7 +172,7 @@ def join(part, part_lse, query_start, seq_lens, sink_logits, out, window, sinks,
 
 
 @triton.jit(do_not_specialize=["window", "sinks", "t_b", "least_q"])
-def prefill(q, k_cache, v_cache, k_scale, v_scale, block_table, query_start, seq_lens, sink_logits, out, scale2, window, sinks, t_b, least_q,
+def prefill(q, k_cache, v_cache, k_scale, v_scale, k_zero, v_zero, block_table, query_start, seq_lens, sink_logits, out, scale2, window, sinks, t_b, least_q,
             q_t, q_h, k_b, k_h, k_s, v_b, v_h, v_s, s_b, s_h, o_t, o_h,
             GROUPS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
             WINDOWED: tl.constexpr, SINK_LOGITS: tl.constexpr, KV_BITS: tl.constexpr, DTYPE: tl.constexpr):
@@ -208,7 +215,7 @@ def prefill(q, k_cache, v_cache, k_scale, v_scale, block_table, query_start, seq
             if WINDOWED:
                 seen = seen & ((pos[None, :] > position[:, None] - window) | (pos[None, :] < sinks))
                 slot_ok = slot_ok & ((pos >= left) | (pos < sinks))
-            best, total, acc = _attend(x, best, total, acc, k_cache, v_cache, k_scale, v_scale, block_table + b * t_b, pos, slot_ok, seen, head, d, scale2,
+            best, total, acc = _attend(x, best, total, acc, k_cache, v_cache, k_scale, v_scale, k_zero, v_zero, block_table + b * t_b, pos, slot_ok, seen, head, d, scale2,
                                        k_b, k_h, k_s, v_b, v_h, v_s, s_b, s_h, D, BLOCK_SIZE, KV_BITS)
         if SINK_LOGITS:
             logit = tl.load(sink_logits + heads, mask=row_ok, other=0.0).to(tl.float32) * 1.4426950408889634

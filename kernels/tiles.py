@@ -34,18 +34,20 @@ def power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def decode(groups: int, head_dim: int, wide: bool) -> Tile:
-    """`wide`: products of float32, which go through the ordinary units and need many registers."""
+def decode(groups: int, head_dim: int, wide: bool, coded: bool = False) -> Tile:
+    """`wide`: products of float32, which go through the ordinary units and need many registers. `coded`: the cache holds codes, whose unpacking needs registers too."""
     rows = max(16, power(groups))
     if wide:
         return Tile(rows, 32 if head_dim <= 64 else 16, 4, 2)
-    return Tile(rows, 64 if head_dim <= 128 else 32, 4, 2)
+    return Tile(rows, 64 if head_dim <= (64 if coded else 128) else 32, 4, 2)
 
 
-def prefill(groups: int, head_dim: int, wide: bool) -> Tile:
+def prefill(groups: int, head_dim: int, wide: bool, coded: bool = False) -> Tile:
     rows = max(16, power(groups))
     if wide:
         return Tile(rows, 32 if head_dim <= 64 else 16, 4, 2)
+    if coded:
+        return Tile(max(64 if head_dim <= 64 else 32, rows), 32, 4, 2)
     return Tile(max(64, rows), 64 if head_dim <= 64 else 32, 4, 2)
 
 

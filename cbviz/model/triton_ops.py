@@ -5,7 +5,7 @@ other module of the package knows them.
 
     products     torch's own (cuBLAS): 16-bit weights times 16-bit inputs, accumulated and stored in float32; `exact`: float32 throughout
     activations  what feeds a product (norms, attention, the MLP's gate) is written in 16 bits at once, the residual stream is float32
-    attention    in the KV cache's type; scores, softmax and sums in float32
+    attention    in the KV cache's type (codes: in that of the products' inputs); scores, softmax and sums in float32
 
 **For CUDA graphs.** All operators but `choose` take lengths, tables and places from the device and wait for nothing. What the host decides from the
 lists of a `Batch` is: which launches there are (sequences with few tokens, with many), the width of the table, the longest chunk. So a graph that was
@@ -172,7 +172,7 @@ class Launcher:
             return
         kept = _kept(layer)
         self.kernels.kv.write[(_ceil(n, tiles.WRITE_TOKENS), heads)](
-            k, v, layer.k, layer.v, kept.k_scale, kept.v_scale, batch.slot_mapping, n, k.stride(0), k.stride(1), v.stride(0), v.stride(1), *kept.strides,
+            k, v, layer.k, layer.v, *kept.beside, batch.slot_mapping, n, k.stride(0), k.stride(1), v.stride(0), v.stride(1), *kept.strides,
             HALF=dim // 2, BLOCK_HALF=tiles.power(dim // 2), BLOCK_SIZE=batch.block_size, BLOCK_T=tiles.WRITE_TOKENS, KV_BITS=kept.bits, num_warps=2)
 
     def rope_and_write(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, eps: float, num_heads: int,
@@ -184,18 +184,18 @@ class Launcher:
             kept = _kept(layer)
             normed = q_norm is not None and k_norm is not None
             self.kernels.kv.rotate_and_write[(_ceil(n, tiles.WRITE_TOKENS), num_heads + 2 * heads_kv)](
-                qkv, cos, sin, q_norm if normed else qkv, k_norm if normed else qkv, q, layer.k, layer.v, kept.k_scale, kept.v_scale, batch.slot_mapping, n, eps,
+                qkv, cos, sin, q_norm if normed else qkv, k_norm if normed else qkv, q, layer.k, layer.v, *kept.beside, batch.slot_mapping, n, eps,
                 qkv.stride(0), cos.stride(0), q.stride(0), q.stride(1), *kept.strides, H=num_heads, H_KV=heads_kv, HALF=dim // 2, BLOCK_HALF=tiles.power(dim // 2),
                 BLOCK_SIZE=batch.block_size, BLOCK_T=tiles.WRITE_TOKENS, NORM=normed, KV_BITS=kept.bits, num_warps=2)
         return q
 
-    def attention(self, q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int, *, sinks: int = 0, sink_logits: torch.Tensor | None = None) -> torch.Tensor:
+    def attention(self, q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int, sinks: int = 0, *, sink_logits: torch.Tensor | None = None) -> torch.Tensor:
         """See `OpSet.attention`. `sinks`: the first tokens, seen also outside the window. `sink_logits` [H]: a logit of each head that takes part in its softmax."""
         n, heads, dim = q.shape
         num_seqs, heads_kv = len(batch.query_lens_list), layer.k.shape[1]
         groups = heads // heads_kv
         kept = _kept(layer)
-        kind = q.dtype if kept.bits <= 8 else layer.k.dtype
+        kind = self.dtype if kept.bits <= 8 else layer.k.dtype
         wide = kind == torch.float32
         out = torch.empty(n, heads, dim, dtype=self.dtype, device=q.device)
         covered = sum(batch.query_lens_list)
@@ -203,7 +203,7 @@ class Launcher:
             out[covered:].zero_()
         if not num_seqs:
             return out
-        tile = tiles.decode(groups, dim, wide)
+        tile = tiles.decode(groups, dim, wide, kept.bits <= 8)
         few = tile.rows // groups
         short = max((x for x in batch.query_lens_list if x <= few), default=0)
         longest = max(batch.query_lens_list)
@@ -212,7 +212,7 @@ class Launcher:
         logits = q if sink_logits is None else sink_logits
         shared = {"GROUPS": groups, "D": dim, "BLOCK_D": block_d, "BLOCK_SIZE": batch.block_size, "WINDOWED": window > 0, "SINK_LOGITS": sink_logits is not None,
                   "KV_BITS": kept.bits, "DTYPE": self.kernels.attention.TYPES[str(kind)]}
-        ins = (q, layer.k, layer.v, kept.k_scale, kept.v_scale, batch.block_table, batch.query_start_loc, batch.seq_lens, logits, out)
+        ins = (q, layer.k, layer.v, *kept.beside, batch.block_table, batch.query_start_loc, batch.seq_lens, logits, out)
         strides = (q.stride(0), q.stride(1), *kept.strides, out.stride(0), out.stride(1))
         if short:
             size = tiles.split_keys(width * batch.block_size)
@@ -227,7 +227,7 @@ class Launcher:
                     H=heads, D=dim, BLOCK_D=block_d, TILE=tile.keys, SPLIT_KEYS=size, BLOCK_SPLITS=tiles.power(splits), WINDOWED=window > 0, SINK_LOGITS=sink_logits is not None,
                     num_warps=2)
         if longest > few:
-            tile = tiles.prefill(groups, dim, wide)
+            tile = tiles.prefill(groups, dim, wide, kept.bits <= 8)
             self.kernels.attention.prefill[(_ceil(longest, tile.rows // groups), heads_kv, num_seqs)](
                 *ins, scale * _LOG2_E, window, sinks, batch.block_table.stride(0), few + 1, *strides,
                 ROWS=tile.rows, TILE=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **shared)
@@ -273,8 +273,9 @@ class _Kept:
     """How a layer's cache is laid out, as the kernels take it."""
 
     bits: int
-    k_scale: torch.Tensor
-    v_scale: torch.Tensor
+    """Of a number: 32, 16; of a code: 8, 4."""
+    beside: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    """Scales of k and v, zeros of k and v; anything where there are none."""
     strides: tuple[int, ...]
     """Block, head, slot of k; of v; block, head of the scales."""
 
@@ -282,7 +283,11 @@ class _Kept:
 def _kept(layer: KVLayer) -> _Kept:
     k, v = layer.k, layer.v
     strides = (k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2))
-    return _Kept(8 * k.element_size(), k, v, (*strides, 0, 0))
+    if layer.k_scale is None or layer.v_scale is None:
+        return _Kept(8 * k.element_size(), (k, v, k, v), (*strides, 0, 0))
+    scales = layer.k_scale, layer.v_scale
+    beside = (*scales, *scales) if layer.k_zero is None or layer.v_zero is None else (*scales, layer.k_zero, layer.v_zero)
+    return _Kept(4 if k.dtype == torch.uint8 else 8, beside, (*strides, scales[0].stride(0), scales[0].stride(1)))
 
 
 def _scratch(batch: Batch, device: torch.device, num_rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:

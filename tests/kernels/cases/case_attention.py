@@ -5,7 +5,7 @@ from __future__ import annotations
 import cbviz.kernels.tiles as tiles
 import pytest
 import torch
-from cases.common import DEVICE, TOLERANCE, Scene, attention, close, kernels, scene
+from cases.common import DEVICE, TOLERANCE, Scene, attention, close, codes, kernels, scene
 
 from cbviz.model import ops
 
@@ -55,6 +55,17 @@ def test_sinks(window: int, sinks: int, logits: bool, shapes: list[tuple[int, in
     bias = torch.randn(6).to(DEVICE) * 3 if logits else None
     y = kernels().attention(s.q, s.layer, s.batch, 0.125, window, sinks=sinks, sink_logits=bias)
     close(y, attention(s, 0.125, window, sinks, bias), TOLERANCE[F32])
+
+
+@pytest.mark.parametrize("shapes", [DECODES, MIXED[:3]], ids=["decodes", "mixed"])
+@pytest.mark.parametrize("storage, dtype, groups, dim", [(torch.int8, F32, 3, 64), (torch.int8, F16, 1, 80), (torch.uint8, F32, 3, 64), (torch.uint8, F16, 1, 80)])
+def test_caches_of_codes(storage: torch.dtype, dtype: torch.dtype, groups: int, dim: int, shapes: list[tuple[int, int]]) -> None:
+    """Against the reference on the same codes. Unwritten slots have NaN for a scale."""
+    s, layer = codes(shapes, 2 * groups, 2, dim, storage)
+    want = ops.REFERENCE.attention(s.q.cpu(), type(layer)(*(x.cpu() if x is not None else None for x in layer)), s.batch, dim**-0.5, 40, 3)
+    for name in ("slot_mapping", "block_table", "query_start_loc", "seq_lens"):
+        setattr(s.batch, name, getattr(s.batch, name).to(DEVICE))
+    close(kernels(dtype).attention(s.q, layer, s.batch, dim**-0.5, 40, 3), want, TOLERANCE[dtype])
 
 
 def test_one_split_writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import torch
 from cases.common import DEVICE, TOLERANCE, Scene, close, kernels, scene
 
 from cbviz.model import ops
+from cbviz.model.kv_store import KVLayer, KVStore
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SHAPES = [(1, 1), (5, 5), (19, 40), (1, 17)]
@@ -45,6 +46,30 @@ def test_write_of_another_type() -> None:
     kernels(F16).write_kv(k, v, s.layer, s.batch)
     for got, cache in zip(s.layer, want, strict=True):
         same(got, cache, 0.0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("storage, dim", [(torch.int8, 64), (torch.int8, 10), (torch.uint8, 64), (torch.uint8, 80)])
+def test_codes_are_the_reference_s(storage: torch.dtype, dim: int, fused: bool) -> None:
+    """Code for code, scale for scale; rows of zeros, of one number, and with a few large ones among them."""
+    torch.manual_seed(dim)
+    batch = ops.Batch.build([[3, 1], [2]], [20, 5], [20, 9], 16, 3)
+    n = len(batch.slot_mapping)
+    k, v = torch.randn(n, 2, dim), torch.randn(n, 2, dim) * 3
+    k[1], k[2, :, 0], v[3], v[4] = 0.0, 50.0, 0.7, -0.7
+    want, got = (KVStore(1, 5, 2, 16, dim, dtype=storage) for _ in range(2))
+    ops.REFERENCE.write_kv(k, v, want.layers[0], batch)
+    parts = [p.to(DEVICE) for p in got.parts]
+    layer = KVLayer(*parts[0][0], *parts[1][0])
+    batch.slot_mapping = batch.slot_mapping.to(DEVICE)
+    if fused:
+        qkv = torch.cat((torch.randn(n, 2, dim), k, v), 1).reshape(n, -1).to(DEVICE)
+        still = torch.zeros(n, dim // 2, device=DEVICE)   # turned by nothing
+        kernels().rope_and_write(qkv, still + 1, still, None, None, 1e-5, 2, layer, batch)
+    else:
+        kernels().write_kv(k.to(DEVICE), v.to(DEVICE), layer, batch)
+    for a, b in zip(parts, want.parts, strict=True):
+        assert torch.equal(a.cpu(), b)
 
 
 @pytest.mark.parametrize("dtype, dim", [(F32, 64), (F32, 10), (F16, 80), (BF16, 32)])

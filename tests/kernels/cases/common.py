@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cbviz.model import ops
-from cbviz.model.kv_store import KVLayer
+from cbviz.model.kv_store import KVLayer, KVStore
 from cbviz.model.ops import Batch, OpSet, Shape
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -106,6 +106,19 @@ def scene(shapes: list[tuple[int, int]], heads: int, heads_kv: int, dim: int, bl
     qkv = torch.randn(tokens, heads + 2 * heads_kv, dim).to(DEVICE, dtype)
     q, k, v = qkv[:, :heads], qkv[:, heads:heads + heads_kv], qkv[:, heads + heads_kv:]
     return Scene(batch, KVLayer(caches[0].inner, caches[1].inner), caches, q, k, v, tables)
+
+
+def codes(shapes: list[tuple[int, int]], heads: int, heads_kv: int, dim: int, storage: torch.dtype) -> tuple[Scene, KVLayer]:
+    """A scene whose cache holds codes (`kv_store.quantise`), all of its tokens written by the reference; its batch on the CPU. Scales and zeros elsewhere are NaN."""
+    s = scene(shapes, heads, heads_kv, dim, 16, torch.float32)
+    store = KVStore(1, len(s.layer.k), heads_kv, 16, dim, dtype=storage)
+    for part in store.parts[1:]:
+        part.fill_(float("nan"))
+    whole = ops.Batch.build(s.tables, s.batch.seq_lens_list, s.batch.seq_lens_list, 16)
+    n = len(whole.slot_mapping)
+    ops.REFERENCE.write_kv(torch.randn(n, heads_kv, dim), torch.randn(n, heads_kv, dim) + 0.3, store.layers[0], whole)
+    s.batch = ops.Batch.build(s.tables, s.batch.query_lens_list, s.batch.seq_lens_list, 16, 2)
+    return s, KVLayer(*(x.to(DEVICE) if x is not None else None for x in store.layers[0]))
 
 
 def attention(s: Scene, scale: float, window: int, sinks: int = 0, sink_logits: torch.Tensor | None = None) -> torch.Tensor:
