@@ -193,7 +193,27 @@ def _cuda() -> Finding:
 
 def _triton() -> Finding:
     version = _version("triton")
-    return Finding("triton", "info", version or "not installed", "this version has no Triton kernels: nothing is missed")
+    if _version("torch") is None:
+        return Finding("triton", "info", version or "not installed")
+    from cbviz.model import ops, triton_ops
+    from cbviz.runners import torch_runner
+
+    device = torch_runner.pick_device("auto")
+    why = triton_ops.unavailable(device)
+    if not why:
+        return Finding("triton", "ok", f"{version}; {_by_operator(ops.pick('auto', device).report)}")
+    if device.type == "cpu":
+        return Finding("triton", "info", f"{version or 'not installed'}; not used: there is no card here", "only a card would be quicker with it")
+    return Finding("triton", "limited", f"{version or 'not installed'}; not used: {why}", f"the model runs on plain torch operators: {ops.pick('auto', device).about}",
+                   "pip install 'cbviz[gpu]'" if version is None else "")
+
+
+def _by_operator(report: dict[str, str]) -> str:
+    """`triton: attention, rms_norm; torch: linear`."""
+    kinds: dict[str, list[str]] = {}
+    for operator, kind in report.items():
+        kinds.setdefault(kind, []).append(operator)
+    return "; ".join(f"{kind}: {', '.join(operators)}" for kind, operators in kinds.items())
 
 
 def _compiler() -> Finding:

@@ -110,9 +110,8 @@ def _launches(kernels: Any) -> Iterator[tuple[str, Callable[[], object]]]:
         if kind == _F16:
             for storage, bits in ((torch.int8, 8), (torch.uint8, 4)):
                 for heads, heads_kv, dim in ((9, 3, 64), (32, 8, 128)):
-                    coded = KVLayer(*(torch.empty(64, heads_kv, 16, dim * bits // 8, dtype=storage) for _ in range(2)), *(torch.empty(64, heads_kv, 16, dtype=_F16) for _ in range(4)))
-                    if bits == 8:
-                        coded = coded._replace(k_zero=None, v_zero=None)
+                    kept, beside = torch.empty(64, heads_kv, 16, dim * bits // 8, dtype=storage), torch.empty(64, heads_kv, 16, dtype=_F16)
+                    coded = KVLayer(kept, kept, beside, beside, *((beside, beside) if bits == 4 else ()))
                     shape = f"int{bits} D{dim} G{heads // heads_kv}"
                     yield shape, partial(o.attention, torch.empty(tokens, heads, dim), coded, batch, 0.125, 0)
                     if dim == 64:
@@ -149,7 +148,7 @@ def compile_case(case: Case, card: str) -> dict[str, Any]:
 def measure(cards: tuple[str, ...] = CARDS, jobs: int = 2, only: str = "", progress: Callable[[int, int, str], None] | None = None) -> dict[str, dict[str, Any]]:
     """`case on card` -> figures. Compiles in `jobs` processes, in a cache folder of their own, so that nothing old is read."""
     # AMD's compiler is asked about what it could refuse or spill: the products.
-    wanted = [(c, card) for c in cases() for card in cards if only in c.name and (card.startswith("sm_") or c.name.endswith(("G3", "G4")) and c.kernel in ("decode", "prefill"))]
+    wanted = [(c, card) for c in cases() for card in cards if only in c.name and (card.startswith("sm_") or (c.name.endswith(("G3", "G4")) and c.kernel in ("decode", "prefill")))]
     out: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="cbviz-triton-") as folder:
         previous = os.environ.get("TRITON_CACHE_DIR")

@@ -62,6 +62,28 @@ def engine(
 
 
 @plain_errors
+def kernels(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="exact, fast or int8.")] = "fast",
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often everybody runs, in turn.")] = 7,
+    quick: Annotated[bool, typer.Option("--quick", help="One setting of each operator.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Each fast operator against plain torch and the reference: time, bytes, share of the memory's bandwidth."""
+    from cbviz.bench import kernels as bench
+    from cbviz.model.matrix import PRECISIONS
+
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision is {precision!r}, it must be one of {', '.join(PRECISIONS)}")
+    with Bar("measuring") as bar:
+        result = bench.run(device=device, precision=precision, rounds=rounds, quick=quick, progress=bar.update)
+    if as_json:
+        print_json(result)
+    else:
+        print(bench.table(result))
+
+
+@plain_errors
 def record(
     folder: Annotated[Path, typer.Argument(help="Where the recordings go.")],
     count: Annotated[int, typer.Option(min=1, max=100_000, help="Random scenarios.")] = 100,

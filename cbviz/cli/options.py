@@ -40,10 +40,10 @@ def _pairs(given: Iterable[str], option: str) -> dict[str, str]:
     return out
 
 
-def explicit_fields(sets: Sequence[str], discipline: str | None, policy: str | None) -> dict[str, Any]:
+def explicit_fields(sets: Sequence[str], discipline: str | None, policy: str | None, kernels: str | None = None) -> dict[str, Any]:
     """Config fields that the user named, checked. Raises ConfigError for a bad one, or one named twice."""
     fields: dict[str, Any] = {name: parse_value(name, value) for name, value in _pairs(sets, "--set").items()}
-    for name, value in (("discipline", discipline), ("policy", policy)):
+    for name, value in (("discipline", discipline), ("policy", policy), ("kernels", kernels)):
         if value is not None:
             if name in fields:
                 raise ConfigError(f"{name} is given twice, by --{name} and by --set")

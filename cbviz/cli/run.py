@@ -33,6 +33,7 @@ def run(
     workload: Workload = "article",
     discipline: Annotated[str | None, typer.Option(help=f"How batches are formed: {', '.join(DISCIPLINES)}.", show_default=False)] = None,
     policy: Annotated[str | None, typer.Option(help="Who goes first: fcfs, priority, sjf, ...", show_default=False)] = None,
+    kernels: Annotated[str | None, typer.Option(help="Which operators the real model uses: auto, reference, torch, cpu, triton.", show_default=False)] = None,
     set_: Sets = None,
     param: Params = None,
     seed: Seed = 0,
@@ -44,7 +45,7 @@ def run(
     """Run a workload to its end, print the metrics, write the trace. Ctrl-C stops after the step in progress."""
     from cbviz.trace import runs
 
-    named, params = explicit_fields(set_ or (), discipline, policy), workload_params(param or ())
+    named, params = explicit_fields(set_ or (), discipline, policy, kernels), workload_params(param or ())
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file in it, e.g. {out / 'run.jsonl'}")
     with Bar(f"loading {model or DEFAULT_MODEL}" if runner == "torch" else "preparing") as bar:

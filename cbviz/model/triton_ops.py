@@ -26,7 +26,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 import cbviz.kernels.tiles as tiles
 from cbviz.model import device_ops, ops
@@ -103,13 +102,7 @@ def pack(weight: Matrix) -> _Packed:
 
 
 def linear(x: torch.Tensor, weight: _Packed, bias: torch.Tensor | None) -> torch.Tensor:
-    w = weight.data
-    if w.dtype == torch.float32:
-        y = F.linear(x.float(), w)
-    elif w.is_cuda:
-        y = torch.mm(x.to(w.dtype), w.t(), out_dtype=torch.float32)
-    else:
-        y = F.linear(x.to(w.dtype).float(), w.float())
+    y = device_ops.head(x, weight.data)
     if weight.scale is not None:
         y = y * weight.scale
     return y if bias is None else y + bias

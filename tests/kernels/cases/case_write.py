@@ -15,7 +15,7 @@ SHAPES = [(1, 1), (5, 5), (19, 40), (1, 17)]
 
 def expected(s: Scene, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
     """The caches as they must be, from the slots' meaning."""
-    out = [c.clone() for c in s.layer]
+    out = [c.clone() for c in s.layer[:2]]
     for t, slot in enumerate(s.batch.slot_mapping.tolist()):
         if slot >= 0:
             for cache, x in zip(out, (k, v), strict=True):
@@ -34,7 +34,7 @@ def test_write(dtype: torch.dtype, heads_kv: int, dim: int, block_size: int) -> 
     s.batch.slot_mapping[3] = -1   # also in the middle
     want = expected(s, s.k, s.v)
     kernels(dtype).write_kv(s.k, s.v, s.layer, s.batch)
-    for got, cache in zip(s.layer, want, strict=True):
+    for got, cache in zip(s.layer[:2], want, strict=True):
         same(got, cache, 0.0)
     assert s.intact()
 
@@ -44,7 +44,7 @@ def test_write_of_another_type() -> None:
     k, v = torch.randn(s.k.shape).to(DEVICE), torch.randn(s.v.shape).to(DEVICE)
     want = expected(s, k, v)
     kernels(F16).write_kv(k, v, s.layer, s.batch)
-    for got, cache in zip(s.layer, want, strict=True):
+    for got, cache in zip(s.layer[:2], want, strict=True):
         same(got, cache, 0.0)
 
 
@@ -96,6 +96,6 @@ def test_rotate_and_write(dtype: torch.dtype, heads: int, heads_kv: int, dim: in
     q = kernels(dtype).rope_and_write(qkv, angle.cos(), angle.sin(), *weights, 1e-5, heads, s.layer, s.batch)
     assert q.shape == (n, heads, dim) and q.dtype == dtype
     close(q, turned[0], TOLERANCE[dtype])
-    for got, cache in zip(s.layer, want, strict=True):
+    for got, cache in zip(s.layer[:2], want, strict=True):
         same(got, cache, TOLERANCE[dtype])
     assert s.intact()
