@@ -187,10 +187,15 @@ def replay_engine(lines: list[dict[str, Any]], requests: list[dict[str, Any]], r
 def engine_config(head: dict[str, Any]) -> EngineConfig:
     """The config line of an in-process recording as ours, in exact precision."""
     a, r = head["engine_args"], head["resolved"]
+    drafts: dict[str, Any] = {}
+    if asked := a.get("speculative_config"):
+        if asked["method"] != "ngram":
+            raise ValueError(f"speculative_config has method {asked['method']!r}; of whole engines 'ngram' is replayed")
+        drafts = {"speculative": "ngram", **{k: asked[k] for k in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")}}
     return EngineConfig(
         discipline="vllm", policy=a["scheduling_policy"], max_num_seqs=a["max_num_seqs"], max_num_batched_tokens=a["max_num_batched_tokens"], max_model_len=a["max_model_len"],
         block_size=a["block_size"], num_blocks=r["num_blocks"], enable_prefix_caching=a["enable_prefix_caching"], enable_chunked_prefill=a["enable_chunked_prefill"],
-        scheduler_reserve_full_isl=r["reserve_full_isl"], precision="exact", seed=a["seed"],
+        scheduler_reserve_full_isl=r["reserve_full_isl"], precision="exact", seed=a["seed"], **drafts,
     )
 
 
@@ -217,7 +222,8 @@ def conform_scenario(name: str, d: dict[str, Any]) -> Outcome:
 def conform_engine(name: str, lines: list[dict[str, Any]], requests: list[dict[str, Any]], runner_for: Callable[[EngineConfig], Runner]) -> Outcome:
     """Replays one in-process recording with the real model; its tokens, too, must be equal."""
     theirs = [x for x in lines if x["kind"] == "step"]
-    return _compare(name, replay_engine(lines, requests, runner_for(engine_config(lines[0]))), theirs, ENGINE_KEYS)
+    keys = (*ENGINE_KEYS, *SPEC_KEYS) if lines[0]["options"].get("spec") else ENGINE_KEYS
+    return _compare(name, replay_engine(lines, requests, runner_for(engine_config(lines[0]))), theirs, keys)
 
 
 def conform(paths: list[str | Path], progress: Callable[[int, int, str], None] | None = None) -> list[Outcome]:
@@ -244,8 +250,8 @@ def conform(paths: list[str | Path], progress: Callable[[int, int, str], None] |
         d = read(path)
         if isinstance(d, dict) and "steps" in d:
             out.append(conform_scenario(name, d))
-        elif isinstance(d, list) and d and d[0].get("kind") == "config" and not d[0]["options"].get("spec"):
+        elif isinstance(d, list) and d and d[0].get("kind") == "config":
             out.append(conform_engine(name, d, read(path.with_name(d[0]["workload"]))["requests"], runner_for))
         else:
-            out.append(Outcome(name, False, 0, skipped="speculative decoding is not replayed by this version" if d else "not a recording"))
+            out.append(Outcome(name, False, 0, skipped="not a recording"))
     return out

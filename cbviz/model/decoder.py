@@ -346,6 +346,12 @@ class Decoder:
         """The pass in one call where there is one, else None."""
         return self._whole
 
+    def first_layers(self, num_layers: int) -> Decoder:
+        """The decoder that ends after its first layers, with the same last norm and head: the weights are shared."""
+        c = self.config
+        part = replace(c, num_layers=num_layers, windows=self.windows[:num_layers], sparse_layers=tuple(i for i in c.sparse_layers if i < num_layers))
+        return Decoder(part, replace(self.weights, layers=self.weights.layers[:num_layers]), self.ops, sinks=self.sinks)
+
     def _pack(self) -> Weights:
         c, ops = self.config, self.ops
 

@@ -27,6 +27,7 @@ channels instead, which a cache that grows token by token can only do with a buf
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -154,6 +155,13 @@ class KVStore:
     def like(self, num_blocks: int) -> KVStore:
         """An empty store of the same layout with another number of blocks."""
         return KVStore(self.num_layers, num_blocks, self.num_kv_heads, self.block_size, self.head_dim, self.device, self.dtype, self.latent_dim)
+
+    def first_layers(self, num_layers: int) -> KVStore:
+        """The same memory and ledger, seen by a decoder that has only the first layers."""
+        part = copy.copy(self)
+        part.num_layers, part.parts, part.layers = num_layers, [p[:num_layers] for p in self.parts], self.layers[:num_layers]
+        part._data = part.parts[0]
+        return part
 
     @property
     def num_bytes(self) -> int:

@@ -2,6 +2,11 @@
 
 Owns the choice of a token. Randomness is a pure function of (seed, request id, position): no generator has a state, so what is
 drawn does not depend on who shares the batch or on the order of steps, and a step computed again draws the same.
+
+Drafts are checked by the same rule (`num_accepted`): at each position the model draws its own token with that position's number, and the
+draft is right if it is that token. So with and without drafts, and whoever proposes them, the same tokens come out, not only equally
+distributed ones. A draft d that does not depend on the number is accepted with the model's probability p(d), and what is drawn instead has
+p without d: the rule min(1, p/q) with its residual (Leviathan et al., ICML 2023) for a q that is all on d.
 """
 
 from __future__ import annotations
@@ -73,6 +78,14 @@ def draw_rows(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tens
     probs = torch.where(top_p[:, None] < 1, probs / probs.sum(-1, keepdim=True), probs)
     at = torch.searchsorted(probs.cumsum(-1), chance[:, None].contiguous(), right=True)
     return order.indices.gather(-1, torch.minimum(at, kept.sum(-1, keepdim=True) - 1))[:, 0]
+
+
+def num_accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many leading drafts are what the model chose. tokens: [1 + len(drafts)], each drawn as if the drafts before it were right."""
+    n = 0
+    while n < len(drafts) and drafts[n] == tokens[n]:
+        n += 1
+    return n
 
 
 @torch.inference_mode()

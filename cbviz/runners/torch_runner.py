@@ -15,17 +15,18 @@ import numpy as np
 import torch
 
 from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run
-from cbviz.messages import Chunk, RunnerOutput, Sampling, SchedulerOutput, Span, StepProfile
+from cbviz.messages import Chunk, Drafting, RunnerOutput, Sampling, SchedulerOutput, Span, StepProfile
 from cbviz.model import device_peaks, ops, profile, threads
 from cbviz.model.decoder import Decoder
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
+from cbviz.model.drafting import Drafter, Line
 from cbviz.model.graphs import Backend, device_pass, exact_float32
 from cbviz.model.hub import ModelSource, Progress
 from cbviz.model.kv_store import EMPTY, STORAGE, KVStore, chain_all
 from cbviz.model.loader import LoadedModel, load
 from cbviz.model.ops import Batch, OpSet
 from cbviz.model.rowwise import ROWWISE
-from cbviz.model.sampling import Draw, sample
+from cbviz.model.sampling import Draw, Sampled, num_accepted, sample
 from cbviz.model.swap import HostStore
 from cbviz.model.tokenizer import Tokenizer
 from cbviz.runners.base import RunnerError
@@ -38,13 +39,15 @@ class TorchRunner:
     """A decoder (dense, mixture of experts, MLA) over a paged KV store.
 
     `model`: what `hub.resolve` takes (a registry name, folder, GGUF file or hub id), or a model already loaded, whose weights are then
-    shared. Of `config` it reads block_size, num_blocks, kv_cache_memory_bytes, kv_cache_dtype, sliding_window, attention_sinks, precision, kernels, batch_invariant, device and seed. Raises ConfigError
+    shared. Of `config` it reads block_size, num_blocks, kv_cache_memory_bytes, kv_cache_dtype, sliding_window, attention_sinks, precision, kernels,
+    batch_invariant, device, seed and draft_model; how drafts are made stands in each plan. Raises ConfigError
     for a field that asks for what does not exist, ModelError for a model that cannot be had.
     """
 
     def __init__(self, model: str | ModelSource | LoadedModel = "smollm2", config: EngineConfig | None = None, *, progress: Progress | None = None,
-                 backend: Backend | None = None) -> None:
-        """`backend`: runs passes as on a card that works beside the host (`model.graphs`). None: on CUDA the card, on the CPU none."""
+                 backend: Backend | None = None, draft: LoadedModel | None = None) -> None:
+        """`draft`: the drafting model, if it is loaded already. `backend`: runs passes as on a card that works beside the host (`model.graphs`). None: on
+        CUDA the card, on the CPU none."""
         config = config or EngineConfig()
         self.config = config
         self.device = pick_device(config.device)
@@ -65,6 +68,12 @@ class TorchRunner:
         self._writing: set[int] = set()
         self.profile_next = False
         """The next pass is watched: what runs inside it stands in its output."""
+        self._draft_model = draft
+        self._drafters: dict[tuple[str, int], Drafter] = {}
+        if config.speculative == "self-draft":
+            self._num_draft_layers(config.draft_layers)
+        elif config.speculative == "draft-model":
+            self._load_draft_model(progress)
         self._chosen: list[torch.Tensor] = []
         """The experts of the last pass, as the decoder noted them."""
 
@@ -163,24 +172,90 @@ class TorchRunner:
         self.kv.clear(blocks, offsets)
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
-        drawn = [(row, c, i) for row, c in enumerate(sampling) for i in (c.request_id, *c.fork_ids)]
-        draws = [Draw(c.sampling, self.config.seed if c.sampling.seed is None else c.sampling.seed, i, c.start + c.num_tokens) for _, c, i in drawn]
-        if len(drawn) > len(sampling):  # several sequences draw from one row
-            logits = logits[torch.tensor([row for row, _, _ in drawn], device=logits.device)]
+        drawn: list[tuple[int, str, int, Chunk]] = []
+        """(row of the logits, who draws, place of its token, chunk): one for each token and one for each draft; several sequences may draw from one row."""
+        num_rows = 0
+        for c in sampling:
+            place = c.start + c.num_tokens - c.num_draft
+            drawn += [(num_rows + i, c.request_id, place + i, c) for i in range(1 + c.num_draft)] + [(num_rows, i, place, c) for i in c.fork_ids]
+            num_rows += 1 + c.num_draft
+        draws = [Draw(c.sampling, self.config.seed if c.sampling.seed is None else c.sampling.seed, i, place) for _, i, place, c in drawn]
+        if len(drawn) > num_rows:
+            logits = logits[torch.tensor([row for row, _, _, _ in drawn], device=logits.device)]
         results = sample(logits, draws, self.ops.choose) if there is None else there.sample(logits, draws)
+        kept: dict[str, list[Sampled]] = {}
+        for (_, i, _, _), r in zip(drawn, results, strict=True):
+            kept.setdefault(i, []).append(r)
+        rejected: set[tuple[int, int]] = set()
+        for c in sampling:
+            right = num_accepted(c.draft_token_ids or (), [r.token_id for r in kept[c.request_id]])
+            del kept[c.request_id][right + 1:]
+            rejected.update((c.block_table[p // self.kv.block_size], p % self.kv.block_size)
+                            for p in range(c.start + c.num_tokens - c.num_draft + right, c.start + c.num_tokens))
+        if rejected:
+            still = [i for i, slot in enumerate(zip(blocks, offsets, strict=True)) if slot not in rejected]
+            blocks, offsets, hashes = [blocks[i] for i in still], [offsets[i] for i in still], [hashes[i] for i in still]
         self.kv.record(blocks, offsets, hashes)
         self._writing = set()
-        ids = [i for _, _, i in drawn]
-        measured_s = time.perf_counter() - t0
         load, routed = self._who_went_where(plan)
+        counted = self._count(plan.chunks, plan.num_padding_tokens, num_rows, load)
+        token_ids = {i: [r.token_id for r in mine] for i, mine in kept.items()}
+        drafts = self._draft(plan, token_ids, counted)
+        measured_s = time.perf_counter() - t0
         return RunnerOutput(
-            {i: [r.token_id] for i, r in zip(ids, results, strict=True)},
+            token_ids,
+            draft_ids=drafts,
             measured_s=measured_s,
             device=None if there is None or there.busy_s is None else {"busy_s": there.busy_s, "gap_s": max(0.0, measured_s - there.busy_s)},
-            logprobs={i: [r.logprob] for i, r in zip(ids, results, strict=True)},
-            gaps={i: [r.gap] for i, r in zip(ids, results, strict=True)},
-            counted=self._count(plan.chunks, plan.num_padding_tokens, len(sampling), load),
+            logprobs={i: [r.logprob for r in mine] for i, mine in kept.items()},
+            gaps={i: [r.gap for r in mine] for i, mine in kept.items()},
+            counted=counted,
             expert_load=load, routed=routed)
+
+    def _draft(self, plan: SchedulerOutput, token_ids: dict[str, list[int]], counted: dict[str, float]) -> dict[str, list[int]] | None:
+        """Drafts for the next step, where a model makes them; their work is added to `counted`."""
+        if plan.drafting is None or plan.drafting.method not in ("self-draft", "draft-model"):
+            return None
+        drafter = self._drafter(plan.drafting)
+        lines = {c.request_id: Line(c.request_id, c.tokens[:c.start + c.num_tokens - c.num_draft] + token_ids.get(c.request_id, []), c.block_table, c.sampling,
+                                    self.config.seed if c.sampling.seed is None else c.sampling.seed) for c in plan.chunks}
+        drafter.follow([line for i, line in lines.items() if i not in token_ids])
+        wanted = [i for i in lines if i in token_ids]
+        drafts = drafter.propose([lines[i] for i in wanted], plan.drafting.num_tokens)
+        for name, n in drafter.counted.items():
+            counted[name] += n
+            counted[f"draft_{name}"] = n
+            drafter.counted[name] = 0.0
+        return dict(zip(wanted, drafts, strict=True))
+
+    def _drafter(self, drafting: Drafting) -> Drafter:
+        layers = self._num_draft_layers(drafting.num_layers) if drafting.method == "self-draft" else 0
+        key = drafting.method, layers
+        if key not in self._drafters:
+            if layers:
+                self._drafters[key] = Drafter(self.decoder.first_layers(layers), self.kv.first_layers(layers), False, self.ops.choose)
+            else:
+                m = self._load_draft_model()
+                decoder = m.decoder(self.ops, self.config.sliding_window, self.config.precision, self.config.attention_sinks, device=self.device)
+                self._drafters[key] = Drafter(decoder, m.config.store(self.kv.num_blocks, self.kv.block_size, self.device, self.kv.dtype), True, self.ops.choose)
+        return self._drafters[key]
+
+    def _num_draft_layers(self, asked: int) -> int:
+        """Layers that draft. Raises ConfigError if that would be all of them."""
+        have = self.model.config.num_layers
+        if asked >= have or have < 2:
+            raise ConfigError(f"draft_layers is {asked}, the model has {have} layers: fewer of them must draft, at most {have - 1}")
+        return asked or max(1, have // 3)
+
+    def _load_draft_model(self, progress: Progress | None = None) -> LoadedModel:
+        """The second model. Raises ConfigError if it has another vocabulary."""
+        if self._draft_model is None:
+            self._draft_model = load(self.config.draft_model, progress=progress)
+        mine, its = self.model.config.vocab_size, self._draft_model.config.vocab_size
+        if mine != its:
+            raise ConfigError(f"draft_model {self._draft_model.title!r} has a vocabulary of {its}, the model {self.model.title!r} one of {mine}: drafts must be tokens of the same "
+                              "vocabulary. Choose another draft_model, or self-draft")
+        return self._draft_model
 
     def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
         """See `Runner.sync`. A shared block is computed once. Sampling state needs nothing: it is a function of seed, request and position."""
@@ -213,6 +288,8 @@ class TorchRunner:
         self.kv.reset()
         if self.host is not None:
             self.host.reset()
+        for d in self._drafters.values():
+            d.kv.reset()
         self._writing = set()
 
     def alone(self, request_id: str, ids: Sequence[int], cuts: Sequence[tuple[int, int]], sampling: Sampling, places: Sequence[int], table: Sequence[int],
@@ -267,9 +344,12 @@ class TorchRunner:
 
     def _check(self, c: Chunk) -> None:
         end = c.start + c.num_tokens
-        if c.num_draft:
-            raise RunnerError(f"{c.request_id}: the chunk has {c.num_draft} draft tokens; this runner verifies none")
-        if c.num_tokens < 1 or c.start < 0 or end > len(c.tokens):
+        known = end - c.num_draft
+        drafts = c.draft_token_ids or []
+        if c.num_draft and (not c.sample or known != len(c.tokens) or len(drafts) != c.num_draft):
+            raise RunnerError(f"{c.request_id}: the chunk has {c.num_draft} draft tokens, {len(drafts)} of them named, behind {known} of its {len(c.tokens)} tokens: they are "
+                              "checked behind the last one, where it samples")
+        if known <= c.start or c.start < 0 or known > len(c.tokens):
             raise RunnerError(f"{c.request_id}: the chunk computes positions {c.start}..{end - 1}, the request has {len(c.tokens)} tokens")
         if end > len(c.block_table) * self.kv.block_size:
             raise RunnerError(f"{c.request_id}: position {end - 1} lies behind its {len(c.block_table)} blocks of {self.kv.block_size}")
@@ -277,7 +357,10 @@ class TorchRunner:
             if not 0 < b < self.kv.num_blocks:
                 raise RunnerError(f"{c.request_id}: block {b} cannot be written; blocks 1..{self.kv.num_blocks - 1} can")
         vocab = self.model.config.vocab_size
-        for i in range(c.start, end):
+        for t in drafts:
+            if not -1 <= t < vocab:
+                raise RunnerError(f"{c.request_id}: draft {t} is outside the vocabulary, 0..{vocab - 1}")
+        for i in range(c.start, known):
             if not 0 <= c.tokens[i] < vocab:
                 raise RunnerError(f"{c.request_id}: token id {c.tokens[i]} at position {i} is outside the vocabulary, 0..{vocab - 1}")
 
@@ -300,7 +383,7 @@ class TorchRunner:
                     parent = chain_all(c.tokens[:c.start])[-1]
                     if where[0]:  # the null block stands for what a sliding window has left behind
                         unresolved.append(c)
-            for p, h in enumerate(chain_all(c.tokens[c.start:c.start + c.num_tokens], parent), c.start):
+            for p, h in enumerate(chain_all(_token_ids(c), parent), c.start):
                 pending[c.block_table[p // size], p % size] = h
         for c in unresolved:
             if (c.block_table[(c.start - 1) // size], (c.start - 1) % size) not in pending:
@@ -310,8 +393,8 @@ class TorchRunner:
 
     def _forward(self, chunks: Sequence[Chunk], num_padding: int) -> torch.Tensor:
         ends = np.cumsum([c.num_tokens for c in chunks], dtype=np.int64)
-        rows = [int(ends[i]) - 1 for i, c in enumerate(chunks) if c.sample]
-        return self._run([(c.tokens[c.start:c.start + c.num_tokens], c.start, c.block_table) for c in chunks], self.kv, num_padding, rows)
+        rows = [row for i, c in enumerate(chunks) if c.sample for row in range(int(ends[i]) - 1 - c.num_draft, int(ends[i]))]
+        return self._run([(_token_ids(c), c.start, c.block_table) for c in chunks], self.kv, num_padding, rows)
 
     def _run(self, parts: Sequence[tuple[list[int], int, list[int]]], kv: KVStore, num_padding: int, sample_rows: list[int]) -> torch.Tensor:
         """One pass over parts (token ids, first position, block table); padding is token 0 at position 0, computed and not kept."""
@@ -375,6 +458,12 @@ class TorchRunner:
 def size_of_block(kv: KVStore) -> int:
     """Bytes of one block in all layers."""
     return kv.bytes_per_token * kv.block_size
+
+
+def _token_ids(c: Chunk) -> list[int]:
+    """What the chunk computes: known tokens, then drafts. A draft that is none is token 0."""
+    ids = c.tokens[c.start:c.start + c.num_tokens - c.num_draft]
+    return ids + [max(0, t) for t in c.draft_token_ids] if c.num_draft and c.draft_token_ids is not None else ids
 
 
 def _pairs(length: int, window: int) -> int:

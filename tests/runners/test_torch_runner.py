@@ -176,7 +176,7 @@ def test_a_chunk_whose_past_was_never_computed_is_refused() -> None:
     (Chunk("r", 0, 1, [1], [0], True, Sampling()), "block 0 cannot be written"),
     (Chunk("r", 0, 1, [1], [64], True, Sampling()), r"block 64 cannot be written; blocks 1\.\.63 can"),
     (Chunk("r", 0, 1, [VOCAB], [1], True, Sampling()), f"token id {VOCAB} at position 0 is outside"),
-    (Chunk("r", 0, 2, [1, 2], [1], True, Sampling(), num_draft=1, draft_token_ids=[2]), "verifies none"),
+    (Chunk("r", 0, 2, [1, 2], [1], True, Sampling(), num_draft=1, draft_token_ids=[2]), "1 draft tokens, 1 of them named, behind 1 of its 2 tokens"),
 ])
 def test_a_bad_chunk_is_refused_before_anything_is_computed(chunk: Chunk, said: str) -> None:
     r = runner()
