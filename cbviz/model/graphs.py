@@ -39,6 +39,8 @@ Part = tuple[Sequence[int], int, Sequence[int]]
 """One sequence's share of a pass: token ids, position of the first, block table."""
 LEAST_WIDTH = 16
 """Blocks in the narrowest table of a recorded pass."""
+_ROOM = 256
+"""Rows of logits that are set aside at once where there are so many seats: more make room when they come."""
 _ALIGN = 16
 """Every section of the packed inputs begins on a multiple of this: Triton compiles for aligned addresses."""
 
@@ -109,9 +111,12 @@ class Cuda:
     def warm(self, work: Callable[[], None]) -> None:
         here = torch.cuda.current_stream(self.device)
         self._side.wait_stream(here)
-        with torch.cuda.stream(self._side):
-            work()
-        here.wait_stream(self._side)
+        try:
+            with torch.cuda.stream(self._side):
+                work()
+        finally:
+            # Also where it raised: what it had launched still reads memory that is about to be given to others.
+            here.wait_stream(self._side)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         torch.cuda.synchronize(self.device)
@@ -403,7 +408,7 @@ class DevicePass:
         if len(self._logits) < num:
             # Results lie outside the recordings' shared memory. Recordings that point to the smaller buffer are made anew.
             self._recorded.clear()
-            self._logits = torch.empty(max(num, self.seats), self.decoder.config.vocab_size, device=self.backend.device)
+            self._logits = torch.empty(max(num, min(self.seats, _ROOM)), self.decoder.config.vocab_size, device=self.backend.device)
         logits = self._logits[:num]
         order = torch.arange(num, device=self.backend.device)
 

@@ -161,7 +161,8 @@ def test_a_longer_table_is_another_recording() -> None:
     there.forward([(ids[:63], 0, table)], there.kv, 0, [])
     with NoWaiting():
         there.forward([([1], 63, table)], there.kv, 0, [0])
-        there.forward([([1], 64, table)], there.kv, 0, [0])
+        got = there.forward([([1], 64, table)], there.kv, 0, [0]).clone()
+    torch.testing.assert_close(got, there._eager([([1], 64, table)], there.kv, 0, [0]))
     assert sorted(there._recorded) == [(1, 16), (1, 32)]
 
 
@@ -312,3 +313,14 @@ def test_a_step_makes_two_transfers_and_one_wait_and_is_timed() -> None:
 
 def test_no_pass_beside_the_host_on_a_cpu() -> None:
     assert graphs.device_pass(decoder(), store(), torch.device("cpu"), 8, False) is None
+
+
+def test_float32_is_float32() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        graphs.exact_float32()
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction and not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
