@@ -138,6 +138,8 @@ class TorchRunner:
             copied = self.host.end() if self.host is not None else []
         out.spans = [*spans, *copied]
         out.measured_s = time.perf_counter() - t0
+        if out.device is not None:
+            out.device["gap_s"] = max(0.0, out.measured_s - out.device["busy_s"])
         return out
 
     def _move(self, plan: SchedulerOutput, t0: float) -> list[Span]:

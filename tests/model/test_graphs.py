@@ -156,7 +156,7 @@ def test_replays_with_other_values_are_the_plain_pass() -> None:
 def test_a_longer_table_is_another_recording() -> None:
     there = device_pass()
     there.kv = store(200)
-    ids = [1] * 64
+    ids = [7 * i % VOCAB for i in range(64)]
     table = list(range(1, 40))
     there.forward([(ids[:63], 0, table)], there.kv, 0, [])
     with NoWaiting():

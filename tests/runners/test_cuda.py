@@ -14,14 +14,14 @@ from cbviz.messages import RequestSpec
 from cbviz.model import ops
 from cbviz.runners.torch_runner import TorchRunner
 from cbviz.session import Session
-from tests.runners.test_device_pass import CASES, play, specs
+from tests.runners.test_device_pass import CASES, RUNNERS, play, specs
 from tests.runners.test_torch_runner import MODEL
 
 pytestmark = pytest.mark.gpu
 
 
-def cuda(kernels: str = "auto", precision: str = "exact", eager: bool = False, num_blocks: int = 22, window: int = 0) -> TorchRunner:
-    return TorchRunner(MODEL, EngineConfig(device="cuda", kernels=kernels, precision=precision, enforce_eager=eager, num_blocks=num_blocks, block_size=4, sliding_window=window))
+def cuda(kernels: str = "auto", precision: str = "exact", eager: bool = False, **shape: Any) -> TorchRunner:
+    return TorchRunner(MODEL, EngineConfig(**({"device": "cuda", "kernels": kernels, "precision": precision, "enforce_eager": eager, "num_blocks": 22, "block_size": 4} | shape)))
 
 
 def outputs(s: Session) -> dict[str, Any]:
@@ -38,9 +38,10 @@ def kernels(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("discipline", CASES)
 @pytest.mark.parametrize("eager", [False, True])
 def test_the_engine_says_on_a_card_what_it_says_on_the_cpu(discipline: str, eager: bool, kernels: str) -> None:
-    fields = {"num_blocks": 22, "max_num_seqs": 8, "max_model_len": 64, "discipline": discipline} | CASES[discipline]
-    there = cuda(kernels, eager=eager, num_blocks=fields["num_blocks"], window=fields.get("sliding_window", 0))
-    here = TorchRunner(MODEL, EngineConfig(kernels="cpu", num_blocks=fields["num_blocks"], block_size=4, precision="exact", sliding_window=fields.get("sliding_window", 0)))
+    fields = {"num_blocks": 22, "max_num_seqs": 8, "max_model_len": 64, "discipline": discipline.split()[0]} | CASES[discipline]
+    shape = {k: v for k, v in fields.items() if k in RUNNERS}
+    there = cuda(kernels, eager=eager, **shape)
+    here = TorchRunner(MODEL, EngineConfig(kernels="cpu", block_size=4, precision="exact", **shape))
     a, b = play(there, specs(3), device="cuda", enforce_eager=eager, **fields), play(here, specs(3), device="cpu", **fields)
     assert outputs(a) == outputs(b)
     assert there.device_pass is not None and "a capture failed" not in there.device_pass.about, there.device_pass.about

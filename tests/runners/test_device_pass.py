@@ -66,14 +66,19 @@ CASES: dict[str, dict[str, Any]] = {
     "max-util": {"max_num_seqs": 6},
     "retract": {"max_num_batched_tokens": 24},
     "orca": {"num_blocks": 60, "sliding_window": 9},
+    "no-evict": {"num_blocks": 60, "kv_cache_dtype": "int4"},
+    "vllm sinks": {"num_blocks": 60, "sliding_window": 9, "attention_sinks": 2},
+    "vllm swap": {"preemption_mode": "swap", "swap_blocks": 40},
 }
+RUNNERS = ("num_blocks", "sliding_window", "attention_sinks", "kv_cache_dtype", "swap_blocks")
+"""Fields that a runner reads."""
 
 
 @pytest.mark.parametrize("discipline", CASES)
 def test_the_schedule_changes_no_token_on_a_device(discipline: str) -> None:
-    fields = {"num_blocks": 22, "max_num_seqs": 8, "max_model_len": 64, "discipline": discipline} | CASES[discipline]
+    fields = {"num_blocks": 22, "max_num_seqs": 8, "max_model_len": 64, "discipline": discipline.split()[0]} | CASES[discipline]
     tape = Tape()
-    shape = {"num_blocks": fields["num_blocks"], "block_size": 4, "precision": "exact", "sliding_window": fields.get("sliding_window", 0)}
+    shape = {"block_size": 4, "precision": "exact"} | {k: v for k, v in fields.items() if k in RUNNERS}
     there = Waitless(MODEL, EngineConfig(kernels="torch", **shape), backend=tape)
     plain = TorchRunner(MODEL, EngineConfig(kernels="reference", **shape))
     a, b = (play(r, specs(3), **fields) for r in (there, plain))
