@@ -766,7 +766,7 @@ class Session:
         self._device = d = self._peaks(progress, fresh=fresh, again=True)
         self.engine.cost = costs.make(self.config.cost, self.runner.spec, d)
         h = self.trace.header
-        h.peak_bytes_s, h.peak_flops_s, h.peaks_measured, h.device = d.bandwidth_bytes_s, d.flops_s, d.measured, d.name
+        h.peak_bytes_s, h.peak_flops_s, h.peaks_measured = d.bandwidth_bytes_s, d.flops_s, d.measured
         self._changed("peaks")
         return d
 
@@ -801,7 +801,7 @@ class Session:
         made_by_name = self.workload_name in workloads.PRESETS and self.runner_name != "tape"
         return TraceHeader(
             capabilities=names, config=start.to_dict(), model=self.model, runner=self.runner_name, clock=start.clock or "modelled",
-            device="this machine's CPU" if d.measured else d.name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            device="this machine's CPU" if d.measured and d.kind == "cpu" else d.name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             workload=self.workload_name, workload_params=self.workload_params, requests=[] if made_by_name else self.workload,
             block_size=start.block_size, num_blocks=start.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
             weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)

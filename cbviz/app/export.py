@@ -21,13 +21,14 @@ from typing import Any
 
 from cbviz import __version__
 from cbviz.app import assets
-from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, copies, event_sentence, metrics_message, reserved, step_account, why_message
+from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, copies, event_sentence, inside_message, metrics_message, reserved, step_account, why_message
 from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace
 from cbviz.trace.experts import layers_of
 from cbviz.trace.metrics import clock, whose_time
 from cbviz.trace.schema import TraceError
 from cbviz.trace.state import State
+from cbviz.trace.utilisation import profiled_steps
 
 FIGURES_EVERY_STEP = 1000
 """A run of up to so many steps has its figures at each of them. They cost time in proportion to the step: a longer run has them less often, and the page says up to which step."""
@@ -71,6 +72,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
     said = _Sentences()
     for n in range(len(trace) + 1):
         said.step(why_message(trace, n)["items"], [event_sentence(trace, n, i) for i in range(len(trace.record(n).events))] if n else ())
+    watched = profiled_steps(trace)
     h = trace.header
     model = "simulator" if h.runner == "sim" else h.model or h.runner
     own = {"strip": ticks, "offsets": array("I", offsets).tobytes(), "figures": figures, "said": bytes(said.out), "saidat": array("I", said.offsets).tobytes()}
@@ -79,6 +81,8 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
         "configs": wire.configs,
         "said": {"frames": list(said.frames), "ids": list(said.ids)},
         "accounts": _accounts(trace),
+        "inside": {r.step: m for r in trace if (m := inside_message(trace, r.step, watched))["profile"] or m["device"]},
+        "watched": watched,
         "experts": _experts(trace),
         "copies": {r.step: made for r in trace if (made := copies(r))},
         "figures": {"names": names, "at": at, "clock": h.clock},

@@ -23,7 +23,7 @@ from cbviz.app import opening, typed
 from cbviz.app.alone import alone_message
 from cbviz.app.debugger import Debugger
 from cbviz.app.opening import Recording, Settings, Shown
-from cbviz.app.wire import Wire, metrics_message, why_message
+from cbviz.app.wire import Wire, inside_message, metrics_message, why_message
 from cbviz.breakpoints import BreakpointError
 from cbviz.config import CONFIG_FIELDS, ConfigError
 from cbviz.session import Session
@@ -135,6 +135,9 @@ class Player:
             self._live["title"] = [model, f"{h.device}, {h.clock}", str(config.get("discipline", "")), str(config.get("policy", ""))]
             self._live["recording"] = s.why if isinstance(s, Recording) else None
             self._live["max_model_len"] = config.get("max_model_len")
+            live = isinstance(s, Session)
+            self._live["can_watch"] = live and hasattr(s.runner, "profile_next")
+            self._live["can_calibrate"] = live and s.config.clock == "measured"
             self._live["alone"] = isinstance(s, Session) and hasattr(s.runner, "step_difference")
         if self.address:
             self._live["run"] = self.run
@@ -175,6 +178,7 @@ class Player:
         def job() -> list[dict[str, Any] | None]:
             out: list[dict[str, Any] | None] = [{**why_message(s.trace, at.step), "event": at.event, **self.debugger.details(s, at)}]
             t0 = time.perf_counter()
+            out.append(inside_message(s.trace, at.step))
             out.append(self.debugger.accounts(s, at, figures and not self.playing))
             if figures and at.step:
                 out.append(metrics_message(s.trace, at))
@@ -258,7 +262,7 @@ class Player:
 
     def _changed(self, what: str) -> None:
         """The session changed, on whatever thread."""
-        if what == "reset":
+        if what in ("reset", "peaks"):
             self._wire.forget()
             self._explained = None
         self.loop.call_soon_threadsafe(self._after_change, what)
@@ -419,6 +423,10 @@ class Player:
             else:
                 self.go(0)
             self.flush()
+        elif name == "watch-inside":
+            await self._watch_inside(s)
+        elif name == "calibrate":
+            await self._calibrate(s)
         elif name == "add":
             await self._add(m)
         elif name == "abort":
@@ -657,6 +665,37 @@ class Player:
         self.tell()
         self.post({"type": "said", "cmd": "policy", "policy": name})
         self.controls()
+
+    async def _watch_inside(self, s: Shown) -> None:
+        """One new step, watched from inside."""
+        if not isinstance(s, Session) or not hasattr(s.runner, "profile_next"):
+            why = "This is a recording: run it again to watch a step." if not isinstance(s, Session) else "Nothing is computed here that could be watched: choose the real model."
+            self.post({"type": "said", "cmd": "watch-inside", "error": why})
+            return
+        await self.stop()
+        self.go(len(s.trace))
+        s.runner.profile_next = True
+        try:
+            await self._advance()
+        finally:
+            s.runner.profile_next = False
+
+    async def _calibrate(self, s: Shown) -> None:
+        """Measures the peaks that utilisation is told against."""
+        if not isinstance(s, Session):
+            self.post({"type": "said", "cmd": "calibrate", "error": "This is a recording: its peaks are those of the machine that made it."})
+            return
+        await self.stop()
+        self.tell(loading="Measuring this machine …", progress=0.0)
+        try:
+            d = await self.work(lambda: s.calibrate(self.progress))
+        except UserErrors as e:
+            self.tell(loading=None, progress=-1)
+            self.post({"type": "said", "cmd": "calibrate", "error": _text(e)})
+            return
+        self.tell(loading=None, progress=-1, bad=False, offer=None, banner=f"Peaks of {d.name}: {d.source}.")
+        self.controls()
+        self.flush()
 
     async def _save(self, s: Shown) -> None:
         def job() -> bytes:

@@ -20,9 +20,12 @@ from cbviz.trace.explain import explain_event
 from cbviz.trace.metrics import work
 from cbviz.trace.reservation import PARTS, SCHEMES
 from cbviz.trace.state import CODE, NULL_BLOCK, RequestState, State
+from cbviz.trace.utilisation import device_sentences, phases, profiled_steps
 
-SERIES = ("t0", "t1", "busy", "sampled", "useful", "recomputed", "padded", "rejected", "running", "waiting", "flops", "bytes")
-"""Columns of the figures of a step, float64. `busy`: seconds of the pass itself; `flops`, `bytes`: its work, NaN if unknown."""
+SERIES = ("t0", "t1", "busy", "sampled", "useful", "recomputed", "padded", "rejected", "running", "waiting", "flops", "bytes",
+          "dflops", "dbytes", "pflops", "pbytes", "kernels")
+"""Columns of the figures of a step, float64, NaN if unknown. `busy`: seconds of the pass itself; `flops`, `bytes`: its work; with d and p: its decode's and its prefill's,
+where they are known apart; `kernels`: share of the pass in which an accelerator's kernels ran."""
 STATUS = ("waiting", "running", "preempted", "finished", "refused")
 KIND = {"prefill": 0, "decode": 1, "recompute": 2, "padded": 3}
 ROW_WORDS = 13
@@ -272,6 +275,15 @@ def told(s: Any) -> dict[str, Any]:
     return {"kind": s.kind, "text": str(s), "ids": list(s.request_ids)}
 
 
+def inside_message(trace: Trace, step: int, watched: list[int] | None = None) -> dict[str, Any]:
+    """What was measured inside step `step` and on its device, and which steps were watched."""
+    record = trace.record(step) if step else None
+    p = record.profile if record is not None else None
+    return {"type": "inside", "step": step, "watched": profiled_steps(trace) if watched is None else watched, "device": device_sentences(record) if record is not None else [],
+            "profile": None if p is None else {"source": p.source, "names": p.names, "name": p.name, "start": p.start_s, "duration": p.duration_s, "lane": p.lane,
+                                               "lanes": p.lanes, "total": p.total_s}}
+
+
 def step_account(record: StepRecord) -> dict[str, Any]:
     """Where the step's tokens and the pool's slots were."""
     return {"type": "account", "step": record.step, "tokens": [["total", record.tokens.total], *([p, getattr(record.tokens, p)] for p in TOKEN_PARTS)],
@@ -297,9 +309,13 @@ def metrics_message(trace: Trace, cursor: Cursor) -> dict[str, Any]:
 def _figures(record: StepRecord, sampled: int) -> tuple[float, ...]:
     done = work(record)
     flops, moved = (done[0], done[1]) if done is not None else (float("nan"), float("nan"))
+    apart = {p.kind: p for p in phases(record)}
+    parts = [v for kind in ("decode", "prefill") for v in ((apart[kind].flops, apart[kind].moved) if kind in apart else (float("nan"), float("nan")))]
+    d = record.device or {}
+    kernels = d["busy_s"] / (d["busy_s"] + d.get("gap_s", 0.0)) if d.get("busy_s") else float("nan")
     t, g = record.tokens, record.gauges
     busy = record.measured_s if record.measured_s is not None else record.t1_s - record.t0_s
-    return (record.t0_s, record.t1_s, busy, sampled, t.useful, t.recomputed, t.padded, t.rejected, g.num_running, g.num_waiting, flops, moved)
+    return (record.t0_s, record.t1_s, busy, sampled, t.useful, t.recomputed, t.padded, t.rejected, g.num_running, g.num_waiting, flops, moved, *parts, kernels)
 
 
 def _whole(value: Any) -> int:

@@ -39,7 +39,7 @@ def run(
     seed: Seed = 0,
     model: Model = None,
     out: Annotated[Path | None, typer.Option(help="Where the trace goes (.jsonl or .jsonl.gz). By default it is kept in the cache, for `cbviz show`.", show_default=False)] = None,
-    profile_step: Annotated[list[int] | None, typer.Option(min=1, help="Watch what runs inside this step (see it with show --step); may be given more than once.", show_default=False)] = None,
+    profile_step: Annotated[list[int] | None, typer.Option(min=1, help="Watch what runs inside this step (then: show --step N); may be repeated.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Run a workload to its end, print the metrics, write the trace. Ctrl-C stops after the step in progress."""

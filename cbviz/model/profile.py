@@ -47,7 +47,7 @@ def _by_marks(run: Callable[[], T], whole: Any) -> tuple[T, StepProfile]:
             spans.append((PARTS[part], at + last, end - last, 0))
             last = end
         spans.append(("after the pass: choice of tokens, ledger", at + last, max(0.0, total - at - last), 0))
-    return out, profile("the compiled pass's own clock", spans, ["one pass, its parts in turn, each on all threads"], total)
+    return out, profile("the compiled pass's own clock", spans, ["One pass, its parts in turn, each on all threads"], total)
 
 
 def _by_torch(run: Callable[[], T], device: torch.device) -> tuple[T, StepProfile]:
@@ -88,10 +88,10 @@ def from_events(events: Iterable[Any]) -> tuple[list[Span], list[str]]:
         elif start >= covered and start < end and e.thread == (outer.thread if outer is not None else e.thread):
             host.append((*span, 0))
             covered = stop
-    lanes = ["operators, as the host calls them"]
+    lanes = ["Operators, as the host calls them"]
     spans = host
     for n, (stream, ran) in enumerate(sorted(streams.items()), 1):
-        lanes.append(f"kernels on the device, stream {stream}")
+        lanes.append(f"Kernels on the device, stream {stream}")
         spans += [(name, start, duration, n) for name, start, duration, _ in ran]
     return spans, lanes
 

@@ -100,6 +100,8 @@ def sentences(trace: Trace, step: int) -> list[str]:
     if h.peak_bytes_s and h.peak_flops_s:
         out.append(f"{rate(moved / t, 'B/s')} = {moved / t / h.peak_bytes_s:.0%} of the peak {rate(h.peak_bytes_s, 'B/s')} (MBU)")
         out.append(f"{rate(flops / t, 'FLOP/s')} = {flops / t / h.peak_flops_s:.1%} of the peak {rate(h.peak_flops_s, 'FLOP/s')} (MFU)")
+        if h.peaks_measured and max(moved / t / h.peak_bytes_s, flops / t / h.peak_flops_s) > 1.02:
+            out.append("that is more than the peak: it was measured while something else ran (cbviz calibrate measures again)")
         ridge = h.peak_flops_s / h.peak_bytes_s
         for p in phases(record):
             top = roof(p.intensity, h.peak_bytes_s, h.peak_flops_s)

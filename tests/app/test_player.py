@@ -15,7 +15,9 @@ import pytest
 from cbviz.app import opening
 from cbviz.app.opening import Settings
 from cbviz.app.player import WINDOW, Player
-from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
+from cbviz.cost import models
+from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput, StepProfile
+from cbviz.runners.sim import SimRunner
 from cbviz.session import Session
 from cbviz.trace import Cursor, load
 from tests.app.page import Page, assert_equal
@@ -521,3 +523,43 @@ def test_old_runs_are_tidied_but_not_todays(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(opening.time, "time", lambda: now + 200_000)
     opening.tidy_runs(keep=2)
     assert len(list(folder.glob("*.jsonl"))) == 2
+
+
+async def test_watching_a_step_and_measuring_need_an_engine_that_computes() -> None:
+    async with opened() as (page, _):
+        page.do("watch-inside")
+        await page.until(lambda: any("choose the real model" in m.get("error", "") for m in page.said))
+        page.do("calibrate")
+        await page.until(lambda: any("time is modelled here" in m.get("error", "") for m in page.said))
+        assert page.live["can_watch"] is False and page.live["can_calibrate"] is False
+
+
+class Watched(SimRunner):
+    """A simulated runner that can be watched."""
+
+    profile_next = False
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        out = super().execute(plan)
+        if self.profile_next:
+            self.profile_next = False
+            out.profile = StepProfile("a clock", ["one", "two"], [0, 1], [0.0, 0.5], [0.5, 0.25], [0, 0], ["lane"], 0.75)
+        return out
+
+
+async def test_the_next_step_is_watched_and_told_again_where_the_cursor_stands() -> None:
+    s = Session("article", runner=Watched(models.get("smollm2")), max_num_seqs=4)
+    s.step(5)
+    async with opened(s) as (page, _):
+        page.do("seek", step=2)
+        await page.until(lambda: page.page.step == 2)
+        page.do("watch-inside")
+        await page.until(lambda: page.page.step == 6)
+        await page.until(lambda: page.last["inside"]["step"] == 6)
+        m = page.last["inside"]
+        assert m["profile"]["names"] == ["one", "two"] and m["profile"]["total"] == 0.75
+        assert m["watched"] == [6]
+        page.do("back")
+        await page.until(lambda: page.last["inside"]["step"] == 5)
+        assert page.last["inside"]["profile"] is None and page.last["inside"]["watched"] == [6]
+        assert s.step() is not None and s.trace[-1].profile is None

@@ -111,6 +111,7 @@ export class Recorded {
   // Sentences of the step that is shown, and the figures up to it (inside a step: up to the one before; of a long run: up to the last that has them).
   say() {
     this.explained = Date.now(); const { head, buf, step, event } = this.fold; const [items, events] = this.fold.sentences(step); this.emit({ type: "why", step, event, items, num_events: events.length, watched: [], ...(event ? { moment: events[event - 1] } : {}) });
+    this.emit(head.inside[step] || { type: "inside", step, watched: head.watched, device: [], profile: null });
     if (this.accounting && step) this.emit(this.fold.account(step, !this.playing));
     const { names, at, clock } = head.figures, upto = event === null ? step : step - 1; let i = at.length - 1; while (i >= 0 && at[i] > upto) i--;
     if (i >= 0) { const values = {}; names.forEach((n, k) => { const v = buf.figures.getFloat64(8 * (k * at.length + i), true); if (!Number.isNaN(v)) values[n] = v; }); this.emit({ type: "metrics", steps: at[i], clock, values }); }
