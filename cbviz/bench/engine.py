@@ -2,7 +2,7 @@
 
 Two loads: the article's (20 requests, all there at the start, greedy, end of sequence ignored) with some seats, and a single stream. Ours runs as
 everybody uses it: scheduler, recorder and reasons included. Others: transformers' `generate` in static batches, padded on the left, every row
-running to its batch's longest; vLLM's CPU build and llama.cpp, each in a Python of its own where one is named. One round is every contender
+running to its batch's longest, and its own continuous batching; vLLM's CPU build and llama.cpp, each in a Python of its own where one is named. One round is every contender
 once, in turn; what is told are medians over rounds and ratios of the same round. All figures are measured, here and now: on another machine, or
 beside other work, the tokens a second differ and the ratios less so.
 
@@ -31,7 +31,7 @@ import cbviz.model  # noqa: F401  before torch: it settles how torch's threads w
 import torch
 
 from cbviz import workload
-from cbviz.bench import engine_worker
+from cbviz.bench import decode, engine_worker, floors
 from cbviz.bench.peer import PeerError, Worker, find_python
 from cbviz.config import ConfigError, EngineConfig
 from cbviz.cost import calibrate
@@ -131,6 +131,59 @@ class Transformers:
         return perf_counter() - t0, sum(n for _, n in requests)  # what was asked for; the tokens behind a row's end are nobody's
 
 
+class ContinuousTransformers:
+    """transformers' own continuous batching in float32: paged attention through SDPA, pages of 16 tokens, as many requests a batch as there are seats."""
+
+    def __init__(self, folder: Path, seats: int, room: int) -> None:
+        import transformers
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
+
+        self.name = f"transformers-continuous {transformers.__version__}"
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+        config = ContinuousBatchingConfig(page_size=BLOCK_SIZE, num_blocks=seats * (room // BLOCK_SIZE + 2), max_batch_tokens=256, max_requests_per_batch=seats,
+                                          allow_block_sharing=False)
+        # -1: no token ends a request.
+        self._manager = model.init_continuous_batching(generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0), continuous_batching_config=config)
+        self._manager.start()
+
+    def run(self, requests: Requests, seats: int) -> tuple[float, int]:
+        t0 = perf_counter()
+        asked = {self._manager.add_request(list(ids), max_new_tokens=n) for ids, n in requests}
+        produced = 0
+        while asked:
+            result = self._manager.get_result(timeout=60)
+            if result is None:
+                if not self._manager.is_running():
+                    raise RuntimeError("transformers' continuous batching ended before its requests did")
+                continue
+            if result.error is not None:
+                raise RuntimeError(f"transformers' continuous batching: {result.error}")
+            asked.discard(result.request_id)
+            produced += len(result.generated_tokens)
+        return perf_counter() - t0, produced
+
+    def close(self) -> None:
+        self._manager.stop(block=True, timeout=10)
+
+
+class Turned:
+    """A contender that is made for each of its turns and then ended; making it does not count."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        first = make()
+        self.name: str = first.name
+        first.close()
+
+    def run(self, requests: Requests, seats: int) -> tuple[float, int]:
+        contender = self._make()
+        try:
+            contender.run([(ids, 1) for ids, _ in requests[:1]], seats)
+            return contender.run(requests, seats)
+        finally:
+            contender.close()
+
+
 class Foreign:
     """An engine in another Python."""
 
@@ -146,6 +199,9 @@ class Foreign:
     def run(self, requests: Requests, seats: int) -> tuple[float, int]:
         answer = self._worker.ask("run", requests=requests, seats=seats)
         return float(answer["seconds"]), int(answer["tokens"])
+
+    def decode(self, prompts: list[list[int]], steps: int) -> list[float]:
+        return [float(s) for s in self._worker.ask("decode", prompts=prompts, steps=steps)["seconds"]]
 
     def close(self) -> None:
         self._worker.close()
@@ -205,7 +261,7 @@ def measure(name: str, requests: Requests, seats: int, contenders: Sequence[Cont
 
 
 def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats: int = 8, rounds: int = 3, share: float = 1.0, num_requests: int = 20,
-        vllm_python: str | None = None, llama_python: str | None = None, with_transformers: bool = True, progress: Tell | None = None) -> dict[str, Any]:
+        vllm_python: str | None = None, llama_python: str | None = None, with_transformers: bool = True, decode_rounds: int = 5, progress: Tell | None = None) -> dict[str, Any]:
     """Everything as plain data. Raises ConfigError for an engine that was named and cannot be had, ModelError for the model."""
     count = threads.use_available_cpus()
     tell = progress or (lambda done, total, note: None)
@@ -218,6 +274,7 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
     alone: Requests = [([100 + 37 * i % 30_000 % (loaded.config.vocab_size - 100) for i in range(prompt)], max(1, round(output * share)))]
     room = max(len(ids) + n for ids, n in [*requests, *alone]) + 32
     notes: list[str] = []
+    llama: list[Foreign] = []
     python = find_python(vllm_python)
     with ExitStack() as stack:
         contenders: list[Contender] = [Ours(loaded, p, bandwidth) for p in precisions]
@@ -229,6 +286,8 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
                 notes.append("transformers is not installed here: not measured")
             else:
                 contenders.append(Transformers(folder))
+                # Its own thread polls while it has nothing to do, so it is there only for its turn.
+                contenders.append(Turned(lambda: ContinuousTransformers(folder, seats, room)))
         for kind, where, path in (("vllm", python, None), ("llama", llama_python, source.path)):
             if where is None:
                 notes.append(f"{kind}: not measured, --{kind}-python names a Python that has it")
@@ -239,6 +298,8 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
                 peer = Foreign(kind, where, path or folder, count, seats, room)
                 stack.callback(peer.close)
                 contenders.append(peer)
+                if kind == "llama":
+                    llama.append(peer)
         loads, done, total = [], 0, 2 * (rounds + 1) * len(contenders)
 
         def step(note: str) -> None:
@@ -248,6 +309,7 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
 
         for name, what, n in (("article", requests, seats), ("alone", alone, 1)):
             loads.append(measure(name, what, n, contenders, rounds, step))
+        steps = decode.measure(loaded, precisions, llama, decode_rounds, lambda note: tell(done, total, note)) if decode_rounds else []
     tell(done, total, "comparing with float32")
     tokenizer = loaded.tokenizer
     judged = [tokenizer.chat(t) for t in texts.CHAT[:8]] if tokenizer is not None else [ids for ids, _ in requests[:8]]
@@ -258,6 +320,7 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
         "loads": [{"name": x.name, "seats": x.seats, "requests": x.num_requests, "output_tokens": x.output_tokens,
                    "contenders": {n: {"tokens_per_s": t.tokens_per_s, "median": t.median, "floor_share": t.floor_share} for n, t in x.contenders.items()},
                    "ratios": {p: {o: median(x.ratio(p, o)) for o in [*others, *(q for q in precisions if q != p)]} for p in precisions}} for x in loads],
+        "decode": decode.data(steps, precisions, [p.name for p in llama]),
         "quality": {p: asdict(quality(loaded, p, judged)) for p in precisions if p != "exact"},
         "resident_bytes": psutil.Process().memory_info().rss,
     }
@@ -279,10 +342,13 @@ def table(result: dict[str, Any]) -> str:
             share = f"{t['floor_share']:>13.0%}" if t["floor_share"] is not None else ""
             lines.append(f"{n:{wide}}{t['median']:>9.1f}{ratios} {share}".rstrip())
     lines += ["", f"The floor: reading weights and KV once a step at {result['device']['bandwidth_bytes_s'] / 1e9:.1f} GB/s (measured); share of it in decode-only steps."]
+    if result["decode"]:
+        lines += decode.table(result["decode"], [n for n in result["decode"][0]["contenders"] if n not in PRECISIONS])
+        lines.append("Of the floor: reading weights and KV at the bandwidth that was read in the same round.")
     for p, q in result["quality"].items():
         lines.append(f"{p} against float32 over {q['positions']:,} positions: largest logit error {q['max_logit_error']:.3f} (largest logit {q['max_logit']:.0f}), "
                      f"same best token {q['agreement']:.1%}")
-    return "\n".join([*lines, *result["notes"]])
+    return "\n".join([*lines, *floors.lines(result), *result["notes"]])
 
 
 __all__ = ["Load", "Timing", "article", "export", "measure", "run", "table"]

@@ -8,6 +8,9 @@ Run by the Python that has the engine, which need not have cbviz: this file impo
     {"op": "run", "requests": [[prompt ids, output tokens], ...], "seats": s}
                                                                        -> {"seconds": wall time, "tokens": output tokens}; greedy, end of sequence ignored
 
+    {"op": "decode", "prompts": [ids, ...], "steps": k}                -> {"seconds": [...]}: llama.cpp alone; the prompts together, then k steps of one token each,
+                                                                          the time of the decode call until its logits are there, no choice of tokens
+
 An exception is answered with {"error": text}.
 """
 
@@ -15,11 +18,15 @@ from __future__ import annotations
 
 import ctypes
 import glob
-import json
 import os
 import sys
 from time import perf_counter
 from typing import Any, Protocol
+
+if __package__:
+    from cbviz.bench.pipe import serve
+else:  # run as a script, by a Python that need not have cbviz: its own folder is where Python looks first
+    from pipe import serve  # type: ignore[import-not-found, no-redef]
 
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
          "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -125,6 +132,33 @@ class Llama:
         return produced
 
 
+    def decode(self, prompts: list[list[int]], steps: int) -> list[float]:
+        import numpy as np
+
+        c, b = self._l, self._batch
+        c.llama_memory_clear(c.llama_get_memory(self._context), True)
+        inputs, at = [list(p) for p in prompts], [0] * len(prompts)
+        seconds = []
+        for _ in range(steps + 1):
+            b.n_tokens, rows = 0, []
+            for seat, ids in enumerate(inputs):
+                for j, token in enumerate(ids):
+                    i = b.n_tokens
+                    b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = token, at[seat] + j, 1, j == len(ids) - 1
+                    b.seq_id[i][0] = seat
+                    b.n_tokens += 1
+                rows.append(b.n_tokens - 1)
+            t0 = perf_counter()
+            if c.llama_decode(self._context, b):
+                raise ValueError("llama_decode failed")
+            pointers = [c.llama_get_logits_ith(self._context, i) for i in rows]  # waits until they are there
+            seconds.append(perf_counter() - t0)
+            for seat, p in enumerate(pointers):
+                at[seat] += len(inputs[seat])
+                inputs[seat] = [int(np.ctypeslib.as_array(p, shape=(self._vocab,)).argmax())]
+        return seconds[1:]
+
+
 def main() -> None:
     kind = sys.argv[1]
     os.environ.update(QUIET)
@@ -132,28 +166,25 @@ def main() -> None:
         # vLLM's CPU build wants Intel's OpenMP loaded first; without it its threads spin against one another.
         if found := glob.glob(os.path.join(sys.prefix, "lib*", "**", "libiomp5.so"), recursive=True):
             os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": found[0]})
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     peer: Peer | None = None
-    for line in sys.stdin:
-        m = json.loads(line)
-        try:
-            peer = peer or (Vllm() if kind == "vllm" else Llama())
-            answer: dict[str, Any] = {}
-            if m["op"] == "hello":
-                answer = {"version": peer.version}
-            elif m["op"] == "load":
-                peer.load(m["model"], m["threads"], m["seats"], m["room"])
-            elif m["op"] == "run":
-                t0 = perf_counter()
-                count = peer.run(m["requests"], m["seats"])
-                answer = {"seconds": perf_counter() - t0, "tokens": count}
-            else:
-                answer = {"error": f"unknown op {m['op']!r}"}
-        except Exception as e:
-            answer = {"error": f"{type(e).__name__}: {e}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+
+    def answer(m: dict[str, Any]) -> dict[str, Any]:
+        nonlocal peer
+        peer = peer or (Vllm() if kind == "vllm" else Llama())
+        if m["op"] == "hello":
+            return {"version": peer.version}
+        if m["op"] == "load":
+            peer.load(m["model"], m["threads"], m["seats"], m["room"])
+            return {}
+        if m["op"] == "run":
+            t0 = perf_counter()
+            count = peer.run(m["requests"], m["seats"])
+            return {"seconds": perf_counter() - t0, "tokens": count}
+        if m["op"] == "decode" and isinstance(peer, Llama):
+            return {"seconds": peer.decode(m["prompts"], m["steps"])}
+        return {"error": f"unknown op {m['op']!r}"}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,14 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 import tempfile
 from time import perf_counter, thread_time
 from typing import Any
+
+if __package__:
+    from cbviz.bench.pipe import serve
+else:  # run as a script, by a Python that need not have cbviz: its own folder is where Python looks first
+    from pipe import serve  # type: ignore[import-not-found, no-redef]
 
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
@@ -93,7 +97,7 @@ def execute(s: Any, plan: Any, order: dict[str, int]) -> Any:
     from vllm.v1.outputs import ModelRunnerOutput
 
     ids = list(plan.num_scheduled_tokens)
-    sampled = []
+    sampled: list[list[int]] = []
     for i in ids:
         r = s.requests[i]
         drafts = plan.scheduled_spec_decode_tokens.get(i, ())
@@ -232,31 +236,26 @@ class Decode:
 
 def main() -> None:
     os.environ.update(QUIET)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints to stdout must not end up between the answers
     peer: Peer | None = None
     decode: Decode | None = None
-    for line in sys.stdin:
-        m = json.loads(line)
-        try:
-            peer = peer or Peer()
-            answer: dict[str, Any] = {}
-            if m["op"] == "hello":
-                answer = {"vllm": peer.version}
-            elif m["op"] == "play":
-                answer = play(peer, m["config"], m["requests"], m.get("max_steps", 5000))
-            elif m["op"] == "decode":
-                decode = None
-                decode = Decode(peer, m["config"], m["context"])
-            elif m["op"] == "time":
-                assert decode is not None, "'decode' comes before 'time'"
-                answer = decode.time(m["steps"])
-            else:
-                answer = {"error": f"unknown op {m['op']!r}"}
-        except Exception as e:
-            answer = {"error": f"{type(e).__name__}: {e}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+
+    def answer(m: dict[str, Any]) -> dict[str, Any]:
+        nonlocal peer, decode
+        peer = peer or Peer()
+        if m["op"] == "hello":
+            return {"vllm": peer.version}
+        if m["op"] == "play":
+            return play(peer, m["config"], m["requests"], m.get("max_steps", 5000))
+        if m["op"] == "decode":
+            decode = None
+            decode = Decode(peer, m["config"], m["context"])
+            return {}
+        if m["op"] == "time":
+            assert decode is not None, "'decode' comes before 'time'"
+            return decode.time(m["steps"])
+        return {"error": f"unknown op {m['op']!r}"}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def engine(
     without_transformers: Annotated[bool, typer.Option("--without-transformers", help="Leave transformers' generate out.")] = False,
     vllm_python: VllmPython = None,
     llama_python: Annotated[str | None, typer.Option(help="A Python that has llama-cpp-python.", show_default=False)] = None,
+    decode_rounds: Annotated[int, typer.Option(min=0, max=100, help="Rounds of decode steps alone, ours and llama.cpp's; 0 leaves them out.")] = 5,
     model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
     as_json: Json = False,
 ) -> None:
@@ -54,7 +55,45 @@ def engine(
         raise ConfigError(f"precision is {strange!r}, it must be one of {', '.join(PRECISIONS)}")
     with Bar("measuring") as bar:
         result = bench.run(model=model, precisions=wanted, seats=seats, rounds=rounds, share=share, num_requests=requests, vllm_python=vllm_python, llama_python=llama_python,
-                           with_transformers=not without_transformers, progress=bar.update)
+                           with_transformers=not without_transformers, decode_rounds=decode_rounds, progress=bar.update)
+    if as_json:
+        print_json(result)
+    else:
+        print(bench.table(result))
+
+
+@plain_errors
+def recording(
+    precision: Annotated[str, typer.Option(help="exact, fast or int8.")] = "fast",
+    rounds: Annotated[int, typer.Option(min=2, max=200, help="Rounds; what is told are their medians.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of a round.")] = 8,
+    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    as_json: Json = False,
+) -> None:
+    """What recorder and reasons cost a step, on the real model and on the simulator."""
+    from cbviz.bench import recording as bench
+
+    with Bar("measuring") as bar:
+        result = bench.run(model, precision, rounds=rounds, steps=steps, progress=bar.update)
+    if as_json:
+        print_json(result)
+    else:
+        print(bench.table(result))
+
+
+@plain_errors
+def memory(
+    precision: Annotated[str, typer.Option(help="exact, fast or int8.")] = "fast",
+    blocks: Annotated[int, typer.Option(min=2, help="KV blocks of 16 tokens in each kernel.")] = 512,
+    kernels: Annotated[int, typer.Option(min=1, max=64, help="Kernels at once.")] = 3,
+    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    as_json: Json = False,
+) -> None:
+    """What a kernel with the real model takes, alone and with others on the same machine: weights are shared pages."""
+    from cbviz.bench import memory as bench
+
+    with Bar("measuring") as bar:
+        result = bench.run(model, precision, num_blocks=blocks, kernels=kernels, progress=bar.update)
     if as_json:
         print_json(result)
     else:
@@ -104,6 +143,7 @@ def techniques(
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One technique; may be given more than once; by default all.", show_default=False)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The least that shows each point: seconds, and rough figures.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
+    decode_rounds: Annotated[int, typer.Option(min=0, max=100, help="Rounds of decode steps alone, ours and llama.cpp's; 0 leaves them out.")] = 5,
     model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
     as_json: Json = False,
 ) -> None:

@@ -525,13 +525,16 @@ def test_old_runs_are_tidied_but_not_todays(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list(folder.glob("*.jsonl"))) == 2
 
 
-async def test_watching_a_step_and_measuring_need_an_engine_that_computes() -> None:
-    async with opened() as (page, _):
-        page.do("watch-inside")
-        await page.until(lambda: any("choose the real model" in m.get("error", "") for m in page.said))
-        page.do("calibrate")
-        await page.until(lambda: any("time is modelled here" in m.get("error", "") for m in page.said))
-        assert page.live["can_watch"] is False and page.live["can_calibrate"] is False
+def test_watching_a_step_and_measuring_need_an_engine_that_computes() -> None:
+    async def scenario() -> None:
+        async with opened() as (page, _):
+            page.do("watch-inside")
+            await page.until(lambda: any("choose the real model" in m.get("error", "") for m in page.said))
+            page.do("calibrate")
+            await page.until(lambda: any("time is modelled here" in m.get("error", "") for m in page.said))
+            assert page.live["can_watch"] is False and page.live["can_calibrate"] is False
+
+    asyncio.run(scenario())
 
 
 class Watched(SimRunner):
@@ -547,19 +550,22 @@ class Watched(SimRunner):
         return out
 
 
-async def test_the_next_step_is_watched_and_told_again_where_the_cursor_stands() -> None:
-    s = Session("article", runner=Watched(models.get("smollm2")), max_num_seqs=4)
-    s.step(5)
-    async with opened(s) as (page, _):
-        page.do("seek", step=2)
-        await page.until(lambda: page.page.step == 2)
-        page.do("watch-inside")
-        await page.until(lambda: page.page.step == 6)
-        await page.until(lambda: page.last["inside"]["step"] == 6)
-        m = page.last["inside"]
-        assert m["profile"]["names"] == ["one", "two"] and m["profile"]["total"] == 0.75
-        assert m["watched"] == [6]
-        page.do("back")
-        await page.until(lambda: page.last["inside"]["step"] == 5)
-        assert page.last["inside"]["profile"] is None and page.last["inside"]["watched"] == [6]
-        assert s.step() is not None and s.trace[-1].profile is None
+def test_the_next_step_is_watched_and_told_again_where_the_cursor_stands() -> None:
+    async def scenario() -> None:
+        s = Session("article", runner=Watched(models.get("smollm2")), max_num_seqs=4)
+        s.step(5)
+        async with opened(s) as (page, _):
+            page.do("seek", step=2)
+            await page.until(lambda: page.page.step == 2)
+            page.do("watch-inside")
+            await page.until(lambda: page.page.step == 6)
+            await page.until(lambda: page.last["inside"]["step"] == 6)
+            m = page.last["inside"]
+            assert m["profile"]["names"] == ["one", "two"] and m["profile"]["total"] == 0.75
+            assert m["watched"] == [6]
+            page.do("back")
+            await page.until(lambda: page.last["inside"]["step"] == 5)
+            assert page.last["inside"]["profile"] is None and page.last["inside"]["watched"] == [6]
+            assert s.step() is not None and s.trace[-1].profile is None
+
+    asyncio.run(scenario())
