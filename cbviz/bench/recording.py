@@ -152,7 +152,7 @@ def _told(tell: Callable[[int, int, str], None], n: int, total: int, kind: str, 
 
 def table(result: dict[str, Any]) -> str:
     """For people."""
-    lines = [f"{result['model']}, {result['precision']}: a decode step with recorder and reasons, and without; step by step in turn, medians of {result['rounds']} rounds, measured here",
+    lines = [f"{result['model']}, {result['precision']}: a decode step with recorder and reasons, and without; in turn, medians of {result['rounds']} rounds, measured here",
              f"{'':<24}{'with':>12}{'without':>12}{'costs':>12}{'slower by':>12}{'quarters':>20}"]
     for r in result["rows"]:
         a, b = r["ratio_quarters"]

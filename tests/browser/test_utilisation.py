@@ -37,7 +37,7 @@ def test_the_roofline_draws_every_step_and_leads_back_to_it(voila: str, cache: P
     assert page.inner_text(".cb-utiltext").startswith(trace.records[11].chunks and phases(trace.record(12))[0].kind)
     assert "limit" in page.get_attribute(".cb-utiltext", "title")
     # The pointer on a point says which step and who; a click shows that step.
-    where = page.evaluate("() => { const g = cbviz.app.rv.f.geom(), p = cbviz.app.rv.points[0], [x, y] = cbviz.app.rv.at(g, p), r = cbviz.app.rv.f.gd.getBoundingClientRect(); return [r.x + x, r.y + y]; }")
+    where = page.evaluate("() => { const v = cbviz.app.rv, [x, y] = v.at(v.f.geom(), v.points[0]), r = v.f.gd.getBoundingClientRect(); return [r.x + x, r.y + y]; }")
     page.mouse.move(*where)
     tip = page.locator(".cb-roof .cb-tip")
     tip.wait_for(state="visible")
