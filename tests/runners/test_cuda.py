@@ -45,7 +45,7 @@ def test_the_engine_says_on_a_card_what_it_says_on_the_cpu(discipline: str, eage
     a, b = play(there, specs(3), device="cuda", enforce_eager=eager, **fields), play(here, specs(3), device="cpu", **fields)
     assert outputs(a) == outputs(b)
     assert there.device_pass is not None and "a capture failed" not in there.device_pass.about, there.device_pass.about
-    assert (there.device_pass.counts.replayed > 0) is not eager
+    assert (there.device_pass.counts.replayed > 0) is not (eager or "speculative" in fields)
     assert all(r.device["busy_s"] > 0 for r in a.trace if r.chunks and r.device) and any(r.device for r in a.trace)
 
 

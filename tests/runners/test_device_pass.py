@@ -69,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no-evict": {"num_blocks": 60, "kv_cache_dtype": "int4"},
     "vllm sinks": {"num_blocks": 60, "sliding_window": 9, "attention_sinks": 2},
     "vllm swap": {"preemption_mode": "swap", "swap_blocks": 40},
+    "vllm drafts": {"speculative": "self-draft", "num_speculative_tokens": 2, "num_blocks": 40, "draft_layers": 1},
 }
 RUNNERS = ("num_blocks", "sliding_window", "attention_sinks", "kv_cache_dtype", "swap_blocks")
 """Fields that a runner reads."""
@@ -85,7 +86,11 @@ def test_the_schedule_changes_no_token_on_a_device(discipline: str) -> None:
     assert {i: a.request(i).output_token_ids for i in a.request_ids} == {i: b.request(i).output_token_ids for i in b.request_ids}
     assert a.digest() == b.digest()
     counts = there.device_pass.counts  # type: ignore[union-attr]
-    assert counts.replayed > 10 and counts.captured == tape.captures > 1 and not counts.eager_decodes
+    assert counts.captured == tape.captures and not counts.eager_decodes
+    if "speculative" in fields:
+        assert counts.eager > 10  # a step that checks drafts has several tokens a row: no graph serves it
+    else:
+        assert counts.replayed > 10 and counts.captured > 1
     steps = [r for r in a.trace if r.chunks]
     # One wait a step, and sync's where blocks were computed again. A step is one transfer in, one out, and one more where tokens are drawn.
     assert len(steps) <= counts.waits <= len(steps) + 2 and counts.transfers <= 3 * len(steps)
