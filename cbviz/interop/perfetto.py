@@ -17,6 +17,9 @@ from cbviz.trace.trace import Trace
 
 ENGINE, REQUESTS = 1, 2
 """Process ids."""
+SPANS = ("pass", "copy", "swap-in", "swap-out")
+SPAN_TITLES = {"pass": "pass, in steps that copy", "copy": "copies on the device", "swap-in": "copies from the host", "swap-out": "copies to the host"}
+"""Lanes of what a step's time is made of, where blocks are copied: what lies beside what can be seen."""
 _EMPTY = ("none", "finished", "aborted")
 
 
@@ -31,6 +34,9 @@ def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
     _name(out, ENGINE, None, f"engine ({trace.header.model} on {trace.header.device}, {trace.header.clock})")
     _name(out, REQUESTS, None, "requests")
     _name(out, ENGINE, 1, "steps")
+    lanes = sorted({s.what for record in trace for s in record.spans}, key=SPANS.index)
+    for what in lanes:
+        _name(out, ENGINE, 2 + SPANS.index(what), SPAN_TITLES[what])
     state = trace.state()
     for r in state.by_index:
         _name(out, REQUESTS, r.index + 1, r.request_id)
@@ -39,6 +45,9 @@ def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
         if sentences:
             args["why"] = list(map(str, explain(trace, record.step)))
         out.append({"ph": "X", "pid": ENGINE, "tid": 1, "name": f"step {record.step}", "cat": "step", **_span(record.t0_s, record.t1_s), "args": args})
+        for s in record.spans:
+            span = {"ph": "X", "pid": ENGINE, "tid": 2 + SPANS.index(s.what), "name": f"{s.what} {s.num_blocks} blocks" if s.num_blocks else s.what, "cat": "copies"}
+            out.append({**span, **_span(record.t0_s + s.start_s, record.t0_s + s.end_s), "args": {"bytes": s.bytes, "clock": record.clock}})
         g, at = record.gauges, _us(record.t1_s)
         out.append({"ph": "C", "pid": ENGINE, "name": "requests", "ts": at, "args": {"running": g.num_running, "waiting": g.num_waiting}})
         if trace.has("blocks"):

@@ -41,7 +41,22 @@ def test_any_workload_under_any_discipline(discipline: str, mode: str) -> None:
         engine, _, trace = follow(c)
         check_trace(trace)
         copies += len(found(trace, ev.Copied))
+        assert engine.runner.healed == 0  # type: ignore[attr-defined]
     assert copies
+
+
+def test_swapped_out_in_the_step_that_copied_for_it() -> None:
+    """A victim that had its share, and its copy on write, taken back: its block holds nothing yet, so what goes to the host is the block it would have been copied from."""
+    met = 0
+    for seed in range(60):
+        c = wide(seed, discipline="vllm", policy="fcfs", preemption_mode="swap", victim=("lowest-priority", "fewest-outputs")[seed % 2], sliding_window=0)
+        c.specs = [msgspec.structs.replace(x, priority=i % 5) for i, x in enumerate(c.specs)]
+        engine, _, trace = follow(c)
+        assert engine.runner.healed == 0  # type: ignore[attr-defined]
+        for r in trace:
+            taken_back = {e.request_id for e in r.events if isinstance(e, ev.Unscheduled)} & {e.request_id for e in r.events if isinstance(e, ev.SwappedOut)}
+            met += len(taken_back & {e.request_id for e in r.events if isinstance(e, ev.Copied)})
+    assert met, "no case met it"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -68,3 +68,20 @@ def test_without_times_it_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match=r"no times.*only a schedule"):
         to_perfetto(golden(capabilities=["schedule"], missing={"time": "only a schedule was logged"}))
     assert to_perfetto(Trace())["traceEvents"]
+
+
+def test_copies_lie_beside_the_pass() -> None:
+    """A run that swaps: copies to the host begin with the pass, those from the host end before it; each kind has a lane."""
+    from cbviz.session import Session
+    from tests.core.byhand import spec
+
+    s = Session([spec("a", 8, 8), spec("b", 7, 8, first=50)], runner="sim", num_blocks=7, block_size=4, preemption_mode="swap", swap_blocks=8, enable_prefix_caching=False)
+    s.run()
+    events = to_perfetto(s.trace)["traceEvents"]
+    lanes = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    spans = [e for e in events if e.get("cat") == "copies"]
+    assert {e["tid"] for e in spans} == {lanes["pass, in steps that copy"], lanes["copies from the host"], lanes["copies to the host"]}
+    out = next(e for e in spans if e["name"] == "swap-out 3 blocks")
+    assert any(e["name"] == "pass" and e["ts"] == out["ts"] for e in spans)
+    back = next(e for e in spans if e["name"].startswith("swap-in"))
+    assert any(e["name"] == "pass" and abs(e["ts"] - back["ts"] - back["dur"]) < 0.002 for e in spans)

@@ -85,9 +85,9 @@ export class BlockView {
     if (this.hov >= 0) one(this.hov, th.fg, 1.5); if (this.cur >= 0 && f.root.matches(":focus-visible")) one(this.cur, th.accent, 3);
     x.restore();
   }
-  arrow(x, a, b, th) {      // copy-on-write in this step: from the block that was shared to its copy
-    const ax = a[0] + a[2] / 2, ay = a[1] + a[3] / 2, bx = b[0] + b[2] / 2, by = b[1] + b[3] / 2, d = Math.hypot(bx - ax, by - ay) || 1, ux = (bx - ax) / d, uy = (by - ay) / d, r = Math.min(a[2], a[3]) * 0.3, t = Math.max(4, r * 0.8), ex = bx - ux * r, ey = by - uy * r;
-    for (const [col, lw] of [[th.halo, 4], [th.mark, 1.8]]) { x.strokeStyle = x.fillStyle = col; x.lineWidth = lw; x.beginPath(); x.moveTo(ax + ux * r, ay + uy * r); x.lineTo(ex - ux * t, ey - uy * t); x.stroke(); x.beginPath(); x.moveTo(ex, ey); x.lineTo(ex - ux * t - uy * t * 0.5, ey - uy * t + ux * t * 0.5); x.lineTo(ex - ux * t + uy * t * 0.5, ey - uy * t - ux * t * 0.5); x.closePath(); x.fill(); }
+  arrow(x, a, b, th) {      // copy-on-write in this step: from the block that was shared to its copy, bent, so that several in one row stay apart
+    const ax = a[0] + a[2] / 2, ay = a[1] + a[3] / 2, bx = b[0] + b[2] / 2, by = b[1] + b[3] / 2, d = Math.hypot(bx - ax, by - ay) || 1, k = Math.min(0.35, 0.12 + a[3] / d), cx = (ax + bx) / 2 + (by - ay) * k, cy = (ay + by) / 2 - (bx - ax) * k, q = Math.hypot(bx - cx, by - cy) || 1, ux = (bx - cx) / q, uy = (by - cy) / q, t = Math.max(5, Math.min(9, b[3] * 0.3)), ex = bx - ux * t, ey = by - uy * t;
+    for (const [col, lw] of [[th.halo, 4], [th.mark, 1.8]]) { x.strokeStyle = x.fillStyle = col; x.lineWidth = lw; x.beginPath(); x.moveTo(ax, ay); x.quadraticCurveTo(cx, cy, ex, ey); x.stroke(); x.beginPath(); x.moveTo(bx, by); x.lineTo(ex - uy * t * 0.5, ey + ux * t * 0.5); x.lineTo(ex + uy * t * 0.5, ey - ux * t * 0.5); x.closePath(); x.fill(); }
   }
   describe(i) {
     const copied = (this.app.R.copies || []).map(([a, b]) => (a === i ? `\ncopied to block ${b} in this step (copy-on-write)` : b === i ? `\na copy of block ${a}, made in this step (copy-on-write)` : "")).join(""); return this.what(i) + copied;
