@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from cbviz.config import ConfigError
 from cbviz.messages import RequestSpec, Sampling
 from cbviz.workload import arrivals, lengths, texts
@@ -104,6 +106,13 @@ def _preemption(source: Source, *, num_requests: int = 10, every: int = 2) -> li
     return _talk(source, source.rng(), [every * i for i in range(num_requests)], least=56, most=88, ignore_eos=True)
 
 
+def _answers(source: Source, *, num_requests: int = 7, n: int = 3, every: int = 3, temperature: float = 0.8) -> list[RequestSpec]:
+    _count(num_requests)
+    _gap(every)
+    asked = _talk(source, source.rng(), [every * i for i in range(num_requests)], least=24, most=48)
+    return [msgspec.structs.replace(x, sampling=msgspec.structs.replace(x.sampling, n=n, temperature=temperature)) for x in asked]
+
+
 def _long_prompt(source: Source, *, num_decodes: int = 5, at: int = 12) -> list[RequestSpec]:
     _count(num_decodes + 2)
     if num_decodes < 0 or at < 0:
@@ -174,6 +183,17 @@ PRESETS: dict[str, Preset] = {
         Preset("preemption", "Memory runs out",
                "Ten requests that grow in a pool too small for eight of them: watch one lose its blocks, go back to the queue and compute them again.",
                _preemption, {"discipline": "chunked", "max_num_seqs": 8, "num_blocks": 33, "block_size": 16, "max_num_batched_tokens": 128, "enable_prefix_caching": False}),
+        Preset("swap", "Memory runs out, and the host has some",
+               "The same ten requests, but who loses its blocks has them copied to the host and back: watch the strip under the block map, and that nothing is computed twice.",
+               _preemption, {"discipline": "chunked", "max_num_seqs": 8, "num_blocks": 33, "block_size": 16, "max_num_batched_tokens": 128, "enable_prefix_caching": False,
+                             "preemption_mode": "swap", "swap_blocks": 32}),
+        Preset("contiguous", "Before paging",
+               "Each request gets one run of blocks for all that it may become: watch somebody wait though enough blocks are free, because no run of them is long enough.",
+               _chat, {"discipline": "chunked", "max_num_seqs": 8, "num_blocks": 33, "block_size": 16, "max_num_batched_tokens": 128, "enable_prefix_caching": False,
+                       "kv_allocation": "contiguous"}),
+        Preset("answers", "Three answers to each prompt",
+               "Seven prompts, three sampled answers to each: watch the prompt's blocks being shared, and the last one copied by whoever writes into it first.",
+               _answers, {"discipline": "chunked", "max_num_seqs": 9, "num_blocks": 64, "block_size": 16, "max_num_batched_tokens": 128}),
         Preset("long-prompt", "A long prompt among decodes",
                "Five requests decode when a prompt of hundreds of tokens comes: watch it being cut into chunks that leave the others room, or hold them up without chunking.",
                _long_prompt, {"discipline": "chunked", "max_num_seqs": 8, "num_blocks": 256, "block_size": 16, "max_num_batched_tokens": 64}),

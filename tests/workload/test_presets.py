@@ -158,3 +158,17 @@ def test_made_up_prompts_differ_from_the_first_block_on() -> None:
     assert len({made_up.ids(i, 16) for i in range(70_000)}) == 70_000
     assert [len(made_up.ids(5, n)) for n in (1, 2, 3, 200_000)] == [1, 2, 3, 200_000]
     assert made_up.ids(5, 100) == made_up.ids(5, 200)[:100] == MadeUp(1).ids(5, 100)
+
+
+def test_the_memory_scenarios_show_what_they_promise() -> None:
+    from cbviz import events as ev
+    from cbviz.session import Session
+
+    happened = {}
+    for name in ("swap", "contiguous", "answers"):
+        s = Session(name, runner="sim", **PRESETS[name].settings)
+        s.run()
+        happened[name] = [e for r in s.trace for e in r.events]
+    assert any(isinstance(e, ev.SwappedIn) for e in happened["swap"])
+    assert any(isinstance(e, ev.NotAdmitted) and e.reason == "fragments" for e in happened["contiguous"])
+    assert {ev.Forked, ev.Copied} <= {type(e) for e in happened["answers"]}
