@@ -104,6 +104,8 @@ class Session:
             self.runner: Runner = made
             if made.decoder.fallback:
                 self.notes.append(made.decoder.fallback)
+            if self.config.batch_invariant:
+                self.notes.append(f"batch_invariant is on: operators {made.ops.name} ({made.ops.about})")
         elif runner == "sim":
             from cbviz.runners.sim import SimRunner
 

@@ -305,3 +305,9 @@ def test_the_picture_of_it() -> None:
             go.Figure(figure)
             assert len(figure["data"]) == 2 and figure == json.loads(json.dumps(figure, allow_nan=False))
             assert ("equal, bit for bit" in figure["layout"]["title"]["text"]) == found.equal == ("batch_invariant" in fields)
+
+
+@pytest.mark.model
+def test_a_session_says_what_keeps_the_promise() -> None:
+    s = Session(None, batch_invariant=True, kernels="reference", num_blocks=8)
+    assert "batch_invariant is on: operators row by row (the reference one row at a time: batch-invariant, and slow)" in s.notes
