@@ -23,7 +23,8 @@ for command in (machine.explore, machine.lab, run.run, compare.compare, run.show
 app.command("import")(run.import_)
 for command in (machine.pull, machine.list_, machine.plan):
     models.command(command.__name__.rstrip("_"))(command)
-benches = typer.Typer(name="bench", help="Measure: against other people's software where it is there, and techniques against doing without; without a name, the scheduler.", rich_markup_mode=None)
+benches = typer.Typer(
+    name="bench", help="Measure: against other people's software where it is there, and techniques against doing without; without a name, the scheduler.", rich_markup_mode=None)
 benches.callback(invoke_without_command=True)(bench.everything)
 for command in (bench.scheduler, bench.engine, bench.kernels, bench.techniques, bench.recording, bench.memory, bench.record):
     benches.command()(command)

@@ -419,7 +419,7 @@ class Decoder:
             heads, v = heads.clamp(-c.clip_qkv, c.clip_qkv), v.clamp(-c.clip_qkv, c.clip_qkv)
         turned = ops.rope(heads, cos, sin)
         if cache.rotation is not None:
-            turned = (turned.float() @ cache.rotation).to(turned.dtype)
+            turned = ops.mix(turned, cache.rotation)
         # All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step.
         ops.write_kv(turned[:, c.num_heads:], v, cache, batch)
         return ops.attention(turned[:, :c.num_heads], cache, batch, c.head_dim**-0.5, self.windows[i], sinks=self.sinks).reshape(num_tokens, c.q_size)

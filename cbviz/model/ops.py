@@ -232,6 +232,10 @@ class Shape:
     dtype: torch.dtype
 
 
+def mix(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    return (x.float() @ rotation).to(x.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class OpSet:
     """The callables a decoder is given; there is no global choice."""
@@ -285,6 +289,8 @@ class OpSet:
     """Operator -> which implementation it is, and why where it is not this set's own. Empty: all are."""
     angles: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = angles
     """(positions [T], inverse frequencies [D/2]) -> cos, sin [T, D/2]"""
+    mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = mix
+    """(x [T, heads, D], rotation [D, D]) -> x times it: for a cache that wants keys (and so queries) turned before they are coded"""
     batch_invariant: bool = False
     """The promise that a row of each operator's result depends, to the bit, on that row's input and on its sequence's keys and values alone: not on other rows,
     their number, the cut of a prompt into chunks, or where blocks lie. On one machine, with one number of threads."""

@@ -70,6 +70,10 @@ def latent_attention(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLayer, batch:
     return torch.cat([*out, q.new_zeros(len(q) - len(out), q.shape[1], kv_b.shape[1] - (q.shape[2] - (layer.k.shape[3] - kv_b.shape[2])))])
 
 
+def mix(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    return _each(lambda r: ops.mix(r, rotation), x)
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     return _each(ops.silu_mul, x)
 
@@ -80,4 +84,4 @@ def choose(logits: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
 
 
 ROWWISE = OpSet("row by row", "the reference one row at a time: batch-invariant, and slow", linear, rms_norm, add_rms_norm, rope, ops.write_kv, ops.attention, silu_mul, choose,
-                dense, angles=angles, route=choose_experts, experts=experts, latent_attention=latent_attention, batch_invariant=True)
+                dense, angles=angles, mix=mix, route=choose_experts, experts=experts, latent_attention=latent_attention, batch_invariant=True)
