@@ -23,6 +23,12 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
+def uuid_of(device: torch.device) -> str:
+    """What NVML calls the card, '' where torch does not say: its own numbering need not be that of CUDA_VISIBLE_DEVICES."""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{found}" if found is not None else ""
+
+
 def measure(device: torch.device, dtype: torch.dtype = torch.float16, progress: Callable[[float, str], None] | None = None, *,
             num_bytes: int = 2 << 30, side: int = 8192) -> DeviceSpec:
     """Measures (about a second). `num_bytes` and `side`: sizes of array and matrix."""
@@ -61,4 +67,4 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-__all__ = ["measure", "name_of"]
+__all__ = ["measure", "name_of", "uuid_of"]

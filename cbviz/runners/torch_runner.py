@@ -16,7 +16,7 @@ import torch
 
 from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run
 from cbviz.messages import Chunk, Drafting, RunnerOutput, Sampling, SchedulerOutput, Span, StepProfile
-from cbviz.model import device_peaks, ops, profile, threads
+from cbviz.model import device_peaks, nvml, ops, profile, threads
 from cbviz.model.decoder import Decoder
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
 from cbviz.model.drafting import Drafter, Line
@@ -66,6 +66,7 @@ class TorchRunner:
         self.host: HostStore | None = None
         """Made when somebody is first swapped out."""
         self._writing: set[int] = set()
+        self._driver = nvml.Sampler(uuid=device_peaks.uuid_of(self.device)) if self.device.type == "cuda" else nvml.NOTHING
         self.profile_next = False
         """The next pass is watched: what runs inside it stands in its output."""
         self._draft_model = draft
@@ -208,7 +209,7 @@ class TorchRunner:
             token_ids,
             draft_ids=drafts,
             measured_s=measured_s,
-            device=None if there is None or there.busy_s is None else {"busy_s": there.busy_s, "gap_s": max(0.0, measured_s - there.busy_s)},
+            device=None if there is None or there.busy_s is None else {"busy_s": there.busy_s, "gap_s": max(0.0, measured_s - there.busy_s), **self._driver.sample()},
             logprobs={i: [r.logprob for r in mine] for i, mine in kept.items()},
             gaps={i: [r.gap for r in mine] for i, mine in kept.items()},
             counted=counted,
