@@ -21,6 +21,7 @@ from cbviz import recordings
 from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, check_names, parse_value
 from cbviz.core.policy import POLICIES
 from cbviz.core.replay import ReplayError
+from cbviz.core.speculative import PROPOSERS
 from cbviz.cost import devices
 from cbviz.model import hub
 from cbviz.session import Session
@@ -42,10 +43,14 @@ Progress = Callable[[float, str], None]
 
 LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
           "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_allocation": "KV memory", "preemption_mode": "preemption",
+          "speculative": "speculation",
+          "num_speculative_tokens": "drafts", "draft_layers": "draft layers", "draft_acceptance": "drafts right",
           "seed": "seed", "kernels": "kernels", "batch_invariant": "batch-invariant"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""
 _REAL = ("kernels", "batch_invariant")
 """Those that mean something only where numbers are really computed."""
+_MADE_UP = ("draft_acceptance",)
+"""And those that mean something only where they are not."""
 _CLASSES = {n: f"cb-{n}" for n in ("scenario", "model", "discipline", "policy")}
 
 
@@ -213,7 +218,7 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
     asked = settings.fields()
     rows = []
     for name, label in LABELS.items():
-        if name in _REAL and settings.model in (SIM, TAPE):
+        if (name in _REAL and settings.model in (SIM, TAPE)) or (name in _MADE_UP and settings.model not in (SIM, TAPE)):
             continue
         row: dict[str, Any] = {"name": name, "label": label, "cls": _CLASSES.get(name)}
         if name == "scenario":
@@ -247,6 +252,9 @@ def _knob(name: str, value: Any) -> dict[str, Any]:
         row.update(kind="select", options=[[d.name, d.title, d.summary] for d in DISCIPLINES.values()])
     elif name == "policy":
         row.update(kind="select", options=[[p.name, p.title, p.summary] for p in POLICIES.values()])
+    elif name == "speculative":
+        offered = [p for p in PROPOSERS.values() if p.name != "draft-model" or value == p.name]  # a second model is named in Python or on the command line
+        row.update(kind="select", options=[["off", "off", "Every step gives a request one token."], *([p.name, p.title, p.summary] for p in offered)])
     elif name == "modelled_device":
         row.update(kind="select", options=[[d.name, d.name, d.source] for d in devices.DEVICES.values()])
     elif meta["choices"]:

@@ -29,7 +29,7 @@ import msgspec
 from cbviz.config import ConfigError, DeviceSpec, ModelSpec
 from cbviz.cost.devices import host_link_bytes_s
 from cbviz.cost.models import complete, kv_bytes_per_token, kv_elements_per_layer
-from cbviz.messages import Chunk, Sampling, SchedulerOutput, StepCost
+from cbviz.messages import Chunk, Drafting, Sampling, SchedulerOutput, StepCost
 
 
 class Work(NamedTuple):
@@ -51,7 +51,7 @@ class _Counter:
     """The coefficients of one model, worked out once, and the count itself."""
 
     __slots__ = ("decode_pair", "dense_bytes", "expert_bytes", "head_bytes", "head_flops", "kv_full", "kv_windowed", "linear_flops", "miss", "num_full", "num_windowed",
-                 "pair", "window")
+                 "pair", "spec_layers", "window")
 
     def __init__(self, spec: ModelSpec) -> None:
         m = complete(spec)
@@ -78,6 +78,7 @@ class _Counter:
         else:
             self.pair = self.decode_pair = 4.0 * m.num_heads * m.head_dim
         self.num_full, self.num_windowed = full, windowed
+        self.spec_layers = m.num_layers
 
     def count(self, plan: SchedulerOutput) -> Work:
         num_tokens = plan.num_padding_tokens
@@ -109,7 +110,22 @@ class _Counter:
             weights += self.expert_bytes * (1.0 - self.miss**num_tokens)
         if rows:
             weights += self.head_bytes
-        return Work(self.linear_flops * num_tokens + self.head_flops * rows + attention, weights, kv_bytes, decode_flops, decode_kv)
+        flops = self.linear_flops * num_tokens + self.head_flops * rows + attention
+        if plan.drafting is not None and plan.drafting.method in ("self-draft", "draft-model"):
+            more = self._drafts(plan, plan.drafting)
+            flops, weights, kv_bytes = flops + more[0], weights + more[1], kv_bytes + more[2]
+        return Work(flops, weights, kv_bytes, decode_flops, decode_kv)
+
+    def _drafts(self, plan: SchedulerOutput, drafting: Drafting) -> tuple[float, float, float]:
+        """(operations, weight bytes, KV bytes) of the passes that draft after the step: one for each draft, of a token a request, through `num_layers` layers (left out: a
+        third) and the head. A second model is priced as that many layers of this one. Attention's operations, small beside the matrices', are left out."""
+        rows = [c.start + c.num_tokens for c in plan.chunks if c.sample]
+        if not rows:
+            return 0.0, 0.0, 0.0
+        layers = max(1, self.spec_layers // 3) if not drafting.num_layers else min(drafting.num_layers, self.spec_layers)
+        share, k = layers / self.spec_layers, drafting.num_tokens
+        kv = k * sum(rows) * share * (self.kv_full + self.kv_windowed)
+        return k * len(rows) * (share * self.linear_flops + self.head_flops), k * (share * self.dense_bytes + self.head_bytes), kv
 
 
 def windowed_pairs(start: int, num_tokens: int, window: int) -> int:

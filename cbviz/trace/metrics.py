@@ -70,6 +70,9 @@ METRICS: dict[str, Metric] = {
     "recompute_tax": Metric("share", "recomputed tokens of all computed"),
     "padded_tokens": Metric("tokens", "tokens computed only as padding"),
     "rejected_tokens": Metric("tokens", "drafts computed and thrown away"),
+    "draft_tokens": Metric("tokens", "drafts checked (vLLM's num_draft_tokens)"),
+    "draft_acceptance_rate": Metric("share", "of these, right and said"),
+    "mean_acceptance_length": Metric("tokens", "tokens a request got from a step that checked drafts, mean"),
     "prefix_query_tokens": Metric("tokens", "tokens looked up in the cache at admission"),
     "prefix_hit_tokens": Metric("tokens", "of these, found"),
     "prefix_hit_rate": Metric("share", "found of those looked up"),
@@ -93,6 +96,7 @@ PROMETHEUS: dict[str, tuple[str, str]] = {
     "vllm:num_preemptions_total": ("counter", "num_preemptions"),
     "vllm:prompt_tokens_total": ("counter", "prompt_tokens"),
     "vllm:generation_tokens_total": ("counter", "output_tokens"),
+    "vllm:spec_decode_num_draft_tokens_total": ("counter", "draft_tokens"),
     "vllm:prefix_cache_queries_total": ("counter", "prefix_query_tokens"),
     "vllm:prefix_cache_hits_total": ("counter", "prefix_hit_tokens"),
     "vllm:request_success_total": ("counter", "num_finished"),
@@ -263,9 +267,12 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
     shares: list[float] = []
     usages: list[float] = []
     scheduling: list[float] = []
+    drafts = checks = 0
     for record in records:
         t = record.tokens
         total, useful, recomputed, padded, rejected = total + t.total, useful + t.useful, recomputed + t.recomputed, padded + t.padded, rejected + t.rejected
+        for c in record.chunks:
+            drafts, checks = drafts + c.num_draft, checks + (c.num_draft > 0)
         for e in record.events:
             if isinstance(e, ev.Admitted):
                 hits += e.num_cached_tokens
@@ -318,6 +325,9 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
         "recompute_tax": _share(recomputed, total),
         "padded_tokens": padded,
         "rejected_tokens": rejected,
+        "draft_tokens": drafts,
+        "draft_acceptance_rate": _share(drafts - rejected, drafts),
+        "mean_acceptance_length": 1 + (drafts - rejected) / checks if checks else None,
         "prefix_query_tokens": queries,
         "prefix_hit_tokens": hits,
         "prefix_hit_rate": _share(hits, queries),

@@ -30,6 +30,8 @@ LETTERS = {
     "recompute": "r",
     "aborted": "a",
     "transferring": "t",
+    "accepted": ">",
+    "rejected": "<",
 }
 """What stands for a state on a line of text."""
 BLOCK_SIGNS = {"null": "_", "free": ".", "cached": ":", "reserved": "+", "shared": "*"}

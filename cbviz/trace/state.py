@@ -14,7 +14,8 @@ from cbviz import events as ev
 from cbviz.messages import RequestSpec, StepRecord, child_spec
 
 # Codes of what a request was during one step, as the timeline draws them. `finished` and `none` are what follows and precedes.
-STATES = ("none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring")
+STATES = ("none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring", "accepted",
+          "rejected")
 CODE = {name: i for i, name in enumerate(STATES)}
 NORMAL_ENDS = ("length", "stop", "max_model_len")
 NULL_BLOCK = 0
@@ -242,6 +243,10 @@ class State:
         """After the last event: what each request was during this step."""
         for c in record.chunks:
             r = self.requests[c.request_id]
+            if c.num_draft and c.kind == "decode" and r.checked_drafts[1]:  # what came of its drafts
+                r.code = CODE["accepted" if r.output_steps[-2:] == [record.step, record.step] else "rejected"]
+                self.changed.add(r.index)
+                continue
             r.code = CODE["padded"] if c.padding else CODE["decode"] if c.kind == "decode" else CODE["recompute"] if c.num_recomputed else CODE["prefill"]
             self.changed.add(r.index)
         for rid in self.running:

@@ -39,6 +39,8 @@ _STATES: dict[str, tuple[str, str, str, str, str, str]] = {
     "recompute": ("#efa51f", "#7a4a00", "#f6c04d", "#5a3600", "+", "prefill again after a preemption"),
     "aborted": ("#59636e", "#d1d9e0", "#9aa5b1", "#28303a", "x", "aborted or refused"),
     "transferring": ("#009e73", "#d5f2e8", "#35c79d", "#0b3a2c", "-", "KV being moved"),
+    "accepted": ("#0b6aa8", "#9be7c4", "#3f9fdd", "#063a2a", "-", "decode, drafts accepted: several tokens in a step"),
+    "rejected": ("#0b6aa8", "#ffd9a8", "#3f9fdd", "#4a2500", ".", "decode, all drafts thrown away"),
 }
 # kind of slot: (light, dark, pattern, title)
 _SLOTS: dict[str, tuple[str, str, str, str]] = {

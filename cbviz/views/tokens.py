@@ -40,7 +40,8 @@ def tokens_rows(trace: Trace, cursor: Cursor | int | None = None) -> TokenRows:
 
 
 def tokens(trace: Trace, cursor: Cursor | int | None = None, *, width: int = 240, dark: bool = False) -> Figure:
-    """A row a request: its state, its text so far (the last `width` characters, tokens of this step bold), how many tokens and from which steps. One table trace.
+    """A row a request: its state, its text so far (the last `width` characters, tokens of this step bold, accepted drafts underlined),
+    how many tokens and from which steps. One table trace.
 
     Where the trace has no words the token ids stand in their place.
     """
@@ -55,13 +56,15 @@ def tokens(trace: Trace, cursor: Cursor | int | None = None, *, width: int = 240
         for r in state.by_index:
             mine = range(starts[r.index], starts[r.index + 1])
             line, used = [], 0
+            drafted = set(r.output_drafted)
             for i in reversed(mine):
                 word = rows.text[i] if worded else f" {rows.token_id[i]}"
                 used += len(word)
                 if used > width:
                     line.append("… ")
                     break
-                line.append(f"<b>{plain(word)}</b>" if rows.new[i] and word else plain(word))
+                shown = f"<u>{plain(word)}</u>" if i - starts[r.index] in drafted and word else plain(word)
+                line.append(f"<b>{shown}</b>" if rows.new[i] and word else shown)
             steps = f"{rows.step[mine[0]]}..{rows.step[mine[-1]]}" if mine else ""
             for column, value in zip(cells, (plain(r.request_id), r.state, "".join(reversed(line)), f"{len(mine)}/{r.max_tokens}", steps)):
                 column.append(value)

@@ -327,3 +327,42 @@ def test_vllms_padding_rule() -> None:
         e = next(e for e in s.trace.record(3).events if isinstance(e, ev.Scheduled) and e.request_id == "short")
         assert (e.num_draft, e.draft_padding, e.num_tokens) == (drafts, bool(drafts), 1 + drafts)
     assert NO_DRAFT < 0
+
+
+# pictures, figures and prices -------------------------------------------------------------------------------------------
+
+
+def test_the_timeline_metrics_and_sentences_show_it() -> None:
+    prompt, tape = (1, 2, 3, 4, 5, 9, 1, 2), [3, 4, 5, 7, 1, 2, 3, 4, 5, 7, 1, 2]
+    s = cb.Session([RequestSpec("r", prompt, len(tape))], runner=TapeRunner(SPEC, {"r": tape}, {"r": len(prompt)}), speculative="ngram", num_speculative_tokens=3)
+    s.run(until=cb.on("proposed"))
+    assert len(s.trace) == 1
+    s.run()
+    assert s.trace.state(2).requests["r"].state == "accepted"
+    assert "r proposed 3 drafts, 2 accepted, 1 is thrown away: the model chose another token; it got 3 tokens in one step" in cb.explain(s.trace, 2)
+    m = cb.metrics(s.trace)
+    drafts = sum(c.num_draft for r in s.trace for c in r.chunks)
+    assert m["draft_tokens"] == drafts and m["rejected_tokens"] == sum(r.tokens.rejected for r in s.trace)
+    assert m["draft_acceptance_rate"] == pytest.approx(1 - m["rejected_tokens"] / drafts)
+    checks = sum(c.num_draft > 0 for r in s.trace for c in r.chunks)
+    assert m["mean_acceptance_length"] == pytest.approx(sum(len(e.token_ids) for r in s.trace for e in r.events[:] if isinstance(e, ev.Sampled) and r.chunks[0].num_draft) / checks)
+    wrong = cb.Session([RequestSpec("r", (1, 2), 9)], runner="sim", speculative="ngram", draft_acceptance=0.0)
+    wrong.step(2)
+    assert wrong.request("r").state == "rejected"
+    assert cb.metrics(cb.Session([RequestSpec("r", (1, 2), 9)], runner="sim").trace)["draft_acceptance_rate"] is None
+
+
+def test_drafting_passes_are_priced() -> None:
+    """Roofline: k passes through a share of the layers and the head, on top of the step itself. n-gram drafts cost nothing to make."""
+    def first(**fields: object) -> float:
+        s = cb.Session([RequestSpec("r", tuple(range(50)), 9)], runner="sim", model="SmolLM2-135M", **fields)  # type: ignore[arg-type]
+        record = s.step()
+        assert record is not None and record.cost is not None
+        return record.cost.weight_bytes
+
+    plain, looked_up = first(), first(speculative="ngram")
+    assert looked_up == plain
+    one, three, deep = (first(speculative="self-draft", num_speculative_tokens=k, draft_layers=n) for k, n in ((1, 10), (3, 10), (3, 29)))
+    assert plain < one < three < deep
+    assert three - plain == pytest.approx(3 * (one - plain))
+    assert first(speculative="self-draft", num_speculative_tokens=1, draft_layers=30) - plain == pytest.approx(plain)

@@ -60,5 +60,5 @@ test("block columns are multiples of 8 and fill the panel", () => {
 
 test("names and numbers", () => {
   assert.equal(shortId("r12"), "12"); assert.equal(shortId("r1.2"), "1.2"); assert.equal(shortId("chat-007"), "7"); assert.equal(shortId("anna"), "ann"); assert.equal(seconds(0.0000806), "80.6 µs"); assert.equal(seconds(2.5), "2.50 s"); assert.equal(seconds(NaN), "–"); assert.equal(percent(0.126), "13 %"); assert.equal(percent(0.004), "0.4 %");
-  assert.equal(STATES.length, 13);
+  assert.equal(STATES.length, 15);
 });

@@ -1,24 +1,24 @@
 // Colours, request states and look-up tables. Pure: no DOM.
 // The order is cbviz.trace.state.STATES: a code of the trace is an index here.
-export const STATES = ["none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring"];
+export const STATES = ["none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring", "accepted", "rejected"];
 export const STATE_TEXT = { none: "not arrived", waiting: "waiting", prefill: "prefill", decode: "decode", preempted: "preempted", swapped: "swapped out", finished: "finished", idle: "seated, not scheduled",
-  held: "seat held (ended)", padded: "padded", recompute: "recompute", aborted: "aborted", transferring: "KV transfer" };
+  held: "seat held (ended)", padded: "padded", recompute: "recompute", aborted: "aborted", transferring: "KV transfer", accepted: "decode, drafts accepted", rejected: "decode, all drafts thrown away" };
 // Rank = who wins when many cells fall on one pixel: rare and alarming states win. RANK is by state, UNRANK its inverse.
-export const RANK = Uint8Array.of(0, 3, 8, 6, 12, 11, 1, 4, 5, 9, 10, 2, 7);
-export const UNRANK = Uint8Array.from({ length: 13 }, (_, r) => RANK.indexOf(r));
+export const RANK = Uint8Array.of(0, 3, 10, 6, 14, 13, 1, 4, 5, 11, 12, 2, 9, 7, 8);
+export const UNRANK = Uint8Array.from({ length: 15 }, (_, r) => RANK.indexOf(r));
 
 // The second colour of a state is that of its texture (raster.js has the patterns).
 export const THEMES = {
   light: {
     dark: false, bg: "#ffffff", page: "#f2f4f7", fg: "#1b1f24", mute: "#57606a", line: "#d3dae1", track: "#f1f3f6", accent: "#0b57d0", onAccent: "#ffffff", halo: "#ffffff", tip: "#1b1f24", tipfg: "#ffffff", bad: "#b3261e", hot: "#fff1c9", mark: "#c2185b",
     state: { none: ["#f1f3f6"], waiting: ["#b9c2cc", "#99a4b0"], prefill: ["#efa51f"], decode: ["#0b6aa8"], preempted: ["#d55e00", "#ffe3cf"], swapped: ["#b9578f", "#fbe9f3"], finished: ["#d6dde4"],
-      idle: ["#8fc1e3", "#8fc1e3"], held: ["#93a1af", "#e6ebf0"], padded: ["#7a6a58", "#e9dfd3"], recompute: ["#efa51f", "#8c3d00"], aborted: ["#c3564f", "#f7dcda"], transferring: ["#1b8a6b", "#d2efe6"] },
+      idle: ["#8fc1e3", "#8fc1e3"], held: ["#93a1af", "#e6ebf0"], padded: ["#7a6a58", "#e9dfd3"], recompute: ["#efa51f", "#8c3d00"], aborted: ["#c3564f", "#f7dcda"], transferring: ["#1b8a6b", "#d2efe6"], accepted: ["#0b6aa8", "#9be7c4"], rejected: ["#0b6aa8", "#ffc98a"] },
     free: "#edf0f4", freeLine: "#dfe4ea", ownerL: [0.75, 0.645, 0.85], ownerC: 0.115, lines: ["#0b6aa8", "#b35c00"],
   },
   dark: {
     dark: true, bg: "#14181d", page: "#0d1014", fg: "#e6eaef", mute: "#9aa5b1", line: "#333c46", track: "#1b2027", accent: "#7db7ff", onAccent: "#0b0d10", halo: "#0b0d10", tip: "#e6eaef", tipfg: "#111418", bad: "#ff8a80", hot: "#4a3b0c", mark: "#ff7eb6",
     state: { none: ["#1b2027"], waiting: ["#55606d", "#75818e"], prefill: ["#f6c04d"], decode: ["#3f9fdd"], preempted: ["#e2691a", "#3b1a03"], swapped: ["#db9fc6", "#3d1730"], finished: ["#2d3640"],
-      idle: ["#2b5f86", "#2b5f86"], held: ["#66727f", "#262d35"], padded: ["#a8937a", "#39302a"], recompute: ["#f6c04d", "#7a3300"], aborted: ["#cc5a52", "#3d1a18"], transferring: ["#45c29c", "#10382c"] },
+      idle: ["#2b5f86", "#2b5f86"], held: ["#66727f", "#262d35"], padded: ["#a8937a", "#39302a"], recompute: ["#f6c04d", "#7a3300"], aborted: ["#cc5a52", "#3d1a18"], transferring: ["#45c29c", "#10382c"], accepted: ["#3f9fdd", "#063a2a"], rejected: ["#3f9fdd", "#5a2d00"] },
     free: "#1d232a", freeLine: "#272e37", ownerL: [0.72, 0.645, 0.80], ownerC: 0.115, lines: ["#4aa8e0", "#f6a64d"],
   },
 };

@@ -6,7 +6,7 @@ import { CACHED, NULLBLOCK } from "./store.js";
 // Textures by state, as a function of the pixel; true = the state's second colour. They are drawn from 2 px of bar height on.
 const PERIOD = 12;
 const PATTERN = { preempted: (x, y) => (x + y) % 6 < 2, swapped: (x, y) => y % 4 < 1, waiting: (x) => x % 4 === 1, recompute: (x, y) => (x + y) % 4 < 1, held: (x, y) => (x - y + 12) % 4 < 2, padded: (x, y) => (x % 4 < 1) || (y % 4 < 1),
-  aborted: (x) => x % 4 < 2, transferring: (x) => x % 3 < 1 };
+  aborted: (x) => x % 4 < 2, transferring: (x) => x % 3 < 1, accepted: (x, y) => y % 3 < 1, rejected: (x, y) => x % 4 < 2 && y % 4 < 2 };
 // Part of the bar's height left empty above and below: thin bars are requests that do no work.
 const THIN = { waiting: 0.36, finished: 0.45, aborted: 0.4, idle: 0.25, held: 0.25 };
 const byRank = (table, none) => { const a = new Array(STATES.length).fill(none); for (const s in table) a[RANK[STATES.indexOf(s)]] = table[s]; return a; };
