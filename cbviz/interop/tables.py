@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
+from cbviz.trace import experts
 from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS
 from cbviz.trace.metrics import request_metrics, work
 from cbviz.trace.trace import Trace
@@ -22,10 +23,12 @@ def requests_csv(trace: Trace) -> str:
 
 
 def steps_csv(trace: Trace) -> str:
-    """One line a step: times, batch, tokens, slots, gauges, and its work with the source (`counted` or `modelled`)."""
+    """One line a step: times, batch, tokens, slots, gauges, and its work with the source (`counted` or `modelled`); of a mixture also the experts touched in all
+    layers, and the busiest over the mean."""
     rows = []
+    mixture = any(r.expert_load for r in trace)
     for r in trace:
-        done = work(r)
+        done, load = work(r), experts.summary(r)
         rows.append(
             {
                 "step": r.step,
@@ -45,6 +48,7 @@ def steps_csv(trace: Trace) -> str:
                 "moved_bytes": done[1] if done else None,
                 "work": done[2] if done else None,
             }
+            | ({"experts_touched": load.touched if load else 0, "expert_imbalance": load.uneven if load else None} if mixture else {})
         )
     return _csv(rows)
 

@@ -10,6 +10,7 @@ import pytest
 
 import cbviz as cb
 from cbviz.app.wire import Wire
+from cbviz.interop.tables import steps_csv
 from cbviz.trace import experts as facts
 from cbviz.trace.schema import TraceHeader
 from cbviz.trace.show import show
@@ -76,3 +77,9 @@ def test_the_page_gets_the_step_and_the_run_so_far(trace: Trace) -> None:
     end = {"layers": [0, 2], "load": [[0, 0, 0, 6], [2, 1, 3, 0]], "sum": [[3, 1, 0, 6], [3, 2, 4, 1]]}
     assert at(3) == end
     assert at(1) is not None and at(3) == end   # back and forth
+
+
+def test_the_table_of_steps_has_them(trace: Trace) -> None:
+    head, *lines = (line.split(",") for line in steps_csv(trace).splitlines())
+    assert head[-2:] == ["experts_touched", "expert_imbalance"] and [x[-2:] for x in lines] == [["6", "2.0"], ["0", ""], ["4", "3.0"]]
+    assert "experts_touched" not in steps_csv(some([None]))
