@@ -9,6 +9,7 @@ import cbviz
 from cbviz.config import EngineConfig
 from cbviz.messages import RequestSpec, Sampling
 from cbviz.model.decoder import DecoderConfig, LayerWeights, Weights
+from cbviz.model.graphs import InOrder
 from cbviz.model.loader import LoadedModel
 from cbviz.runners.torch_runner import TorchRunner
 
@@ -36,10 +37,13 @@ def test_tokens_equal_the_reference() -> None:
     said = {}
     for kernels in ("reference", "triton"):
         config = EngineConfig(num_blocks=10, block_size=4, precision="exact", kernels=kernels, device=DEVICE, max_num_batched_tokens=14)
-        runner = TorchRunner(model, config)
+        # In the interpreter too the kernels run as on a card: packed inputs, tokens chosen on the device, passes over decodes with no lengths on the host.
+        runner = TorchRunner(model, config, backend=InOrder() if DEVICE == "cpu" and kernels == "triton" else None)
         s = cbviz.Session(asked, runner=runner, num_blocks=10, block_size=4, precision="exact", kernels=kernels, max_num_batched_tokens=14, max_model_len=36)
         s.run()
         said[kernels] = {i: s.request(i).output_token_ids for i in s.request_ids}
+        if kernels == "triton":
+            assert runner.device_pass is not None and runner.device_pass.counts.replayed > 2 and not runner.device_pass.counts.eager_decodes, runner.device_pass
         assert cbviz.metrics(s.trace)["num_preemptions"] > 0 and cbviz.metrics(s.trace)["prefix_hit_tokens"] > 0
         s.close()
     assert said["triton"] == said["reference"]
