@@ -17,6 +17,7 @@ import pytest
 import cbviz as cb
 from cbviz.cli import terminal
 from cbviz.config import DISCIPLINES
+from cbviz.messages import RunnerOutput, SchedulerOutput, StepProfile
 from cbviz.runners.base import RunnerError
 from cbviz.runners.sim import SimRunner
 from cbviz.trace import runs
@@ -49,6 +50,30 @@ def test_every_discipline(cbviz: Call, cache: Path, discipline: str) -> None:
     assert d["metrics"]["num_finished"] == 20
     assert d["metrics"]["output_tokens"] == 2160
     assert d["config"]["discipline"] == discipline
+
+
+class Watchable(SimRunner):
+    """Simulated, and can be watched."""
+
+    profile_next = False
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        out = super().execute(plan)
+        if self.profile_next:
+            self.profile_next = False
+            out.profile = StepProfile("a clock", ["one"], [0], [0.0], [0.5], [0], ["lane"], 0.5)
+        return out
+
+
+def test_watched_steps_are_those_that_were_named(cbviz: Call, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = cbviz("run", "--runner", "sim", "--profile-step", "3")
+    assert refused.code == 2 and "computes nothing that could be watched" in refused.err
+    monkeypatch.setattr("cbviz.runners.sim.SimRunner", Watchable)
+    out = tmp_path / "run.jsonl"
+    r = cbviz("run", "--runner", "sim", "--profile-step", "5", "--profile-step", "3", "--profile-step", "9999", "--out", out, "--json")
+    assert r.code == 0 and r.json["metrics"]["num_finished"] == 20
+    assert [x.step for x in cb.load(out) if x.profile is not None] == [3, 5]
+    assert "INSIDE THE STEP (measured: a clock)" in cbviz("show", out, "--step", "5").out
 
 
 def test_words_say_whose_time(cbviz: Call, cache: Path) -> None:
