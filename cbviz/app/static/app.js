@@ -123,7 +123,7 @@ export async function render({ model, el, Plotly }) {
   // drawing --------------------------------------------------------------------------------------------------------------
   function legends() {
     const dpr = devicePixelRatio || 1, swatch = (s) => { const c = h("canvas", { "aria-hidden": "true" }), W = Math.round(22 * dpr), H = Math.round(12 * dpr), tl = new Timeline(1); c.width = W; c.height = H; c.style.cssText = "width:22px;height:12px"; tl.push(0, 1, s); tl.t = 11; const im = new ImageData(W, H); paintTimeline(new Uint32Array(im.data.buffer), W, H, tl, { x0: 0.5, x1: 10.5, y0: -0.5, y1: 0.5 }, app.th.lut, dpr); c.getContext("2d").putImageData(im, 0, 0); return c; };
-    const seen = app.seen || (app.seen = new Set([1, 2, 3, 4, 6])), order = [1, 2, 3, 10, 4, 5, 7, 8, 9, 11, 12, 6]; stateKey.replaceChildren(...order.filter((s) => seen.has(s)).map((s) => h("span", { class: "cb-key" }, swatch(s), STATE_TEXT[STATES[s]])));
+    const seen = app.seen || (app.seen = new Set([1, 2, 3, 4, 6])), order = [1, 2, 3, 13, 14, 10, 4, 5, 7, 8, 9, 11, 12, 6]; stateKey.replaceChildren(...order.filter((s) => seen.has(s)).map((s) => h("span", { class: "cb-key" }, swatch(s), STATE_TEXT[STATES[s]])));
     const b = (cls, t) => h("span", { class: "cb-key" }, h("i", { class: "cb-sw " + cls, "aria-hidden": "true" }), t); blockKey.replaceChildren(b("cb-sw-used", "in use"), b("cb-sw-part", "part full"), b("cb-sw-shared", "shared"), b("cb-sw-cached", "cached"), b("cb-sw-free", "free"), ...(app.frag ? [b("cb-sw-frag", "free, in too short a run")] : []), b("cb-sw-mark", "changed"));
   }
   function paintTheme() {

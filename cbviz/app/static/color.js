@@ -2,7 +2,7 @@
 // The order is cbviz.trace.state.STATES: a code of the trace is an index here.
 export const STATES = ["none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring", "accepted", "rejected"];
 export const STATE_TEXT = { none: "not arrived", waiting: "waiting", prefill: "prefill", decode: "decode", preempted: "preempted", swapped: "swapped out", finished: "finished", idle: "seated, not scheduled",
-  held: "seat held (ended)", padded: "padded", recompute: "recompute", aborted: "aborted", transferring: "KV transfer", accepted: "decode, drafts accepted", rejected: "decode, all drafts thrown away" };
+  held: "seat held (ended)", padded: "padded", recompute: "recompute", aborted: "aborted", transferring: "KV transfer", accepted: "drafts accepted", rejected: "drafts thrown away" };
 // Rank = who wins when many cells fall on one pixel: rare and alarming states win. RANK is by state, UNRANK its inverse.
 export const RANK = Uint8Array.of(0, 3, 10, 6, 14, 13, 1, 4, 5, 11, 12, 2, 9, 7, 8);
 export const UNRANK = Uint8Array.from({ length: 15 }, (_, r) => RANK.indexOf(r));
