@@ -29,10 +29,10 @@ def _triton() -> None:
         pytest.skip("TRITON_INTERPRET=1 is set: nothing is compiled then")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_within_the_budget() -> None:
     """All launches, compiled anew in a process of its own (a minute on two idle cores)."""
-    done = subprocess.run([sys.executable, "-m", "cbviz.bench.budget"], cwd=ROOT, capture_output=True, text=True, timeout=590)
+    done = subprocess.run([sys.executable, "-m", "cbviz.bench.budget"], cwd=ROOT, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, f"{done.stdout}\nIf the change is meant: python -m cbviz.bench.budget --write\n{done.stderr[-1500:]}"
     assert f"{len(budget.load())} launches, 0 faults" in done.stdout
 
