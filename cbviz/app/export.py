@@ -84,7 +84,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
         "inside": {r.step: m for r in trace if (m := inside_message(trace, r.step, watched))["profile"] or m["device"]},
         "watched": watched,
         "experts": _experts(trace),
-        "copies": {r.step: made for r in trace if (made := copies(r))},
+        "copies": {r.step: pairs for r in trace if (pairs := copies(r))},
         "figures": {"names": names, "at": at, "clock": h.clock},
         "step": step,
         "title": [title, model, f"{h.device}, {h.clock}", str(h.config.get("discipline", "")), str(h.config.get("policy", ""))],

@@ -135,9 +135,8 @@ class Player:
             self._live["title"] = [model, f"{h.device}, {h.clock}", str(config.get("discipline", "")), str(config.get("policy", ""))]
             self._live["recording"] = s.why if isinstance(s, Recording) else None
             self._live["max_model_len"] = config.get("max_model_len")
-            live = isinstance(s, Session)
-            self._live["can_watch"] = live and hasattr(s.runner, "profile_next")
-            self._live["can_calibrate"] = live and s.config.clock == "measured"
+            self._live["can_watch"] = isinstance(s, Session) and hasattr(s.runner, "profile_next")
+            self._live["can_calibrate"] = isinstance(s, Session) and s.config.clock == "measured"
             self._live["alone"] = isinstance(s, Session) and hasattr(s.runner, "step_difference")
         if self.address:
             self._live["run"] = self.run

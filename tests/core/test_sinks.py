@@ -36,7 +36,7 @@ def test_blocks_with_sinks_stay(sinks: int, kept: int) -> None:
     assert r.block_ids == [*before[:kept], *[0] * (gone - kept), *before[gone:], r.block_ids[-1]] and len(r.block_ids) == 5
     told = [e for e in kv.journal if isinstance(e, ev.OutOfWindow)]
     assert [(e.first_index, list(e.block_ids)) for e in told] == ([(kept, before[kept:gone])] if kept < 2 else [])
-    assert kv.free(r) == [b for b in [*before[:kept], *before[gone:]]] + [5] and kv.pool.num_free == 39
+    assert kv.free(r) == [*before[:kept], *before[gone:], 5] and kv.pool.num_free == 39
 
 
 def test_undo_of_the_first_blocks_to_leave() -> None:

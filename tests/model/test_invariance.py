@@ -221,7 +221,8 @@ def company(m: LoadedModel, **fields: Any) -> Session:
 
 
 @pytest.mark.parametrize("fields", [{"kernels": "reference", "batch_invariant": True},
-                                    {"kernels": "reference", "batch_invariant": True, "speculative": "ngram", "prompt_lookup_min": 1, "kv_cache_dtype": "int4"}, pytest.param({"kernels": "cpu"}, marks=needs_compiler),
+                                    {"kernels": "reference", "batch_invariant": True, "speculative": "ngram", "prompt_lookup_min": 1, "kv_cache_dtype": "int4"},
+                                    pytest.param({"kernels": "cpu"}, marks=needs_compiler),
                                     pytest.param({"kernels": "cpu", "precision": "fast", "num_blocks": 12, "discipline": "vllm"}, marks=needs_compiler)])
 def test_where_it_is_promised_the_view_is_all_zeros(fields: dict[str, Any]) -> None:
     s = company(model(), **fields)

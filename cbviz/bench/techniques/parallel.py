@@ -21,7 +21,7 @@ def measure(ctx: Context) -> Iterator[Row]:
     outputs = 12 if ctx.quick else 60
     for n in (3,) if ctx.quick else (2, 4, 6):
         fields: dict[str, Any] = {"num_blocks": 256, "max_num_seqs": 16, "precision": "exact", "enable_prefix_caching": False, "max_num_batched_tokens": 512}
-        warm = {"temperature": 0.8, "ignore_eos": True}
+        warm: dict[str, Any] = {"temperature": 0.8, "ignore_eos": True}
         together = ctx.session([RequestSpec("a", prompt, outputs, arrival_step=0, sampling=Sampling(n=n, **warm))], **fields)
         ids = ["a", *(f"a.{i}" for i in range(1, n))]
         apart = ctx.session([RequestSpec(i, prompt, outputs, arrival_step=0, sampling=Sampling(**warm)) for i in ids], **fields)

@@ -39,8 +39,8 @@ def measure(ctx: Context) -> Iterator[Row]:
     ]
     for part in (layers // 3,) if ctx.quick else (layers // 3, 5 * layers // 6, layers - 2):
         if 0 < part < layers:
-            fields = {"speculative": "self-draft", "num_speculative_tokens": 2, "draft_layers": part}
-            cases.append(("alone, chat", f"2 drafts by the first {part} of {layers} layers", chat, fields))
+            first: dict[str, Any] = {"speculative": "self-draft", "num_speculative_tokens": 2, "draft_layers": part}
+            cases.append(("alone, chat", f"2 drafts by the first {part} of {layers} layers", chat, first))
     company: dict[str, Any] = {"max_num_seqs": len(full), "num_blocks": 128, "precision": "exact"}
     for setting, drafts, requests, fields in cases:
         plain, with_drafts = ctx.session(requests, **company), ctx.session(requests, **company, **fields)
