@@ -42,9 +42,9 @@ Progress = Callable[[float, str], None]
 """Called with the share done (0..1, or -1 if unknown) and what is being done."""
 
 LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
-          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_allocation": "KV memory", "preemption_mode": "preemption",
-          "speculative": "speculation",
-          "num_speculative_tokens": "drafts", "draft_layers": "draft layers", "draft_acceptance": "drafts right",
+          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_cache_dtype": "KV type", "kv_cache_memory_bytes": "KV bytes",
+          "sliding_window": "window", "attention_sinks": "sinks", "kv_allocation": "KV memory", "preemption_mode": "preemption",
+          "speculative": "speculation", "num_speculative_tokens": "drafts", "draft_layers": "draft layers", "draft_acceptance": "drafts right",
           "seed": "seed", "kernels": "kernels", "batch_invariant": "batch-invariant"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""
 _REAL = ("kernels", "batch_invariant")
@@ -192,7 +192,7 @@ def settings_of(shown: Shown) -> Settings:
     h = shown.trace.header
     start = Settings(h.workload, h.runner if h.runner == SIM or (h.runner == TAPE and h.workload in recordings.NAMES) else h.model or "smollm2")
     plain = start.fields()
-    derived = ("max_model_len", "clock")
+    derived = ("max_model_len", "clock", *(("num_blocks",) if h.config.get("kv_cache_memory_bytes") else ()))
     for name in CONFIG_FIELDS:
         value = h.config.get(name)
         if name not in derived and value is not None and value != plain.get(name, CONFIG_FIELDS[name].default):
@@ -267,7 +267,7 @@ def _knob(name: str, value: Any) -> dict[str, Any]:
 
 
 FORK_LABELS = {"discipline": "discipline", "policy": "policy", "victim": "victim", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget", "num_blocks": "blocks",
-               "modelled_device": "device (modelled)"}
+               "kv_cache_dtype": "KV type", "modelled_device": "device (modelled)"}
 """What a fork may change in the explorer, in order."""
 
 

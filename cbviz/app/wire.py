@@ -83,7 +83,8 @@ class Wire:
             h = trace.header
             head.update(reset=True, num_blocks=size, block_size=h.block_size, series=list(SERIES),
                         meta={"clock": h.clock, "device": h.device, "peak_bytes_s": h.peak_bytes_s, "peak_flops_s": h.peak_flops_s, "peaks_measured": h.peaks_measured,
-                              "model": h.model, "runner": h.runner, "workload": h.workload, "missing": h.missing})
+                              "model": h.model, "runner": h.runner, "workload": h.workload, "missing": h.missing,
+                              "window": h.config.get("sliding_window", 0), "sinks": h.config.get("attention_sinks", 0), "kv_bytes": h.kv_bytes_per_token})
         known = len(self._words)
         self._history(trace, steps, head, parts, reset)
         self._state(trace, cursor, head, parts)

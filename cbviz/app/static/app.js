@@ -124,7 +124,7 @@ export async function render({ model, el, Plotly }) {
   function legends() {
     const dpr = devicePixelRatio || 1, swatch = (s) => { const c = h("canvas", { "aria-hidden": "true" }), W = Math.round(22 * dpr), H = Math.round(12 * dpr), tl = new Timeline(1); c.width = W; c.height = H; c.style.cssText = "width:22px;height:12px"; tl.push(0, 1, s); tl.t = 11; const im = new ImageData(W, H); paintTimeline(new Uint32Array(im.data.buffer), W, H, tl, { x0: 0.5, x1: 10.5, y0: -0.5, y1: 0.5 }, app.th.lut, dpr); c.getContext("2d").putImageData(im, 0, 0); return c; };
     const seen = app.seen || (app.seen = new Set([1, 2, 3, 4, 6])), order = [1, 2, 3, 13, 14, 10, 4, 5, 7, 8, 9, 11, 12, 6]; stateKey.replaceChildren(...order.filter((s) => seen.has(s)).map((s) => h("span", { class: "cb-key" }, swatch(s), STATE_TEXT[STATES[s]])));
-    const b = (cls, t) => h("span", { class: "cb-key" }, h("i", { class: "cb-sw " + cls, "aria-hidden": "true" }), t); blockKey.replaceChildren(b("cb-sw-used", "in use"), b("cb-sw-part", "part full"), b("cb-sw-shared", "shared"), b("cb-sw-cached", "cached"), b("cb-sw-free", "free"), ...(app.frag ? [b("cb-sw-frag", "free, in too short a run")] : []), b("cb-sw-mark", "changed"));
+    const b = (cls, t) => h("span", { class: "cb-key" }, h("i", { class: "cb-sw " + cls, "aria-hidden": "true" }), t); blockKey.replaceChildren(b("cb-sw-used", "in use"), b("cb-sw-part", "part full"), b("cb-sw-shared", "shared"), b("cb-sw-cached", "cached"), b("cb-sw-free", "free"), ...(app.frag ? [b("cb-sw-frag", "free, in too short a run")] : []), ...(app.R && app.R.sinkBlocks ? [b("cb-sw-sink", "attention sink")] : []), b("cb-sw-mark", "changed"));
   }
   function paintTheme() {
     const th = app.th, v = { bg: th.bg, page: th.page, fg: th.fg, mute: th.mute, line: th.line, track: th.track, accent: th.accent, onaccent: th.onAccent, bad: th.bad, hot: th.hot, mark: th.mark, tip: th.tip, tipfg: th.tipfg, free: th.free, used: th.own.css[0], tint: th.own.tint[0], ink: th.own.ink[0], prefill: th.state.prefill[0], decode: th.state.decode[0], warn: th.state.preempted[0], l0: th.lines[0], l1: th.lines[1], good: th.dark ? "#5dbb8a" : "#1a7f4b" };
@@ -167,7 +167,7 @@ export async function render({ model, el, Plotly }) {
       const M = app.R.meta; app.utilTitle = (!views.sv.share ? "Utilisation" : M.clock === "modelled" ? "Of peak, modelled" : M.peaks_measured ? "Of measured peak" : "Of data-sheet peak"); app.kernels = app.R.col("kernels").some(isFinite); panels.util.sub._for = null; utilTitles();
       app.utilOf = views.sv.share ? `of the ${M.peaks_measured ? "measured" : "data-sheet"} peak of ${M.device || "the device"}` : "no peak is known for this device"; panels.util.sub.title = app.utilOf; setText(panels.tokens.sub, M.missing.texts || "");
     } else app.R.apply(m, buf);
-    const seen = app.seen.size; for (const q of app.R.rows) if (q && q.code) app.seen.add(q.code); if (!app.frag && app.R.rows.some((q) => q && q.wait === "fragments")) { app.frag = true; legends(); } if (app.seen.size > seen) legends();
+    const seen = app.seen.size; for (const q of app.R.rows) if (q && q.code) app.seen.add(q.code); if (!app.frag && app.R.rows.some((q) => q && q.wait === "fragments")) { app.frag = true; legends(); } if (app.seen.size > seen || app.pinned !== app.R.sinkBlocks) { app.pinned = app.R.sinkBlocks; legends(); }
     promptBox.joined(app.R); app.advanced = true; if (document.hidden) ack(); else app.dirty();
   }
   function liveUpdate(m) {

@@ -81,16 +81,24 @@ export class BlockView {
     const gap = Math.max(1, Math.round(Math.min(g.sx, g.sy) * 0.07)), box = (i) => [g.l + ((i % this.cols) - 0.5 - g.x0) * g.sx, g.t + (Math.floor(i / this.cols) - 0.5 - g.y0) * g.sy, g.sx - gap, g.sy - gap];
     if (this.mk) for (const [col, lw] of [[th.halo, 4], [th.accent, 2]]) { x.strokeStyle = col; x.lineWidth = Math.min(lw, Math.max(1, g.sx / (lw > 3 ? 3 : 5))); x.beginPath(); for (const i of this.mk) { const b = box(i); if (b[0] > g.l + g.w || b[1] > g.t + g.h || b[0] + b[2] < g.l || b[1] + b[3] < g.t) continue; x.rect(...b); } x.stroke(); }
     const one = (i, col, lw) => { const b = box(i); x.strokeStyle = th.halo; x.lineWidth = lw + 2; x.strokeRect(...b); x.strokeStyle = col; x.lineWidth = lw; x.strokeRect(...b); };
+    if (this.app.R.sinkBlocks) this.pins(x, box, th);
     for (const [a, b] of this.app.R.copies || []) this.arrow(x, box(a), box(b), th);
     if (this.hov >= 0) one(this.hov, th.fg, 1.5); if (this.cur >= 0 && f.root.matches(":focus-visible")) one(this.cur, th.accent, 3);
     x.restore();
+  }
+  pins(x, box, th) {      // blocks with attention sinks: a disc in the lower left corner
+    const n = this.app.R.sinkBlocks;
+    for (const q of this.app.R.rows) if (q) for (const i of q.blocks.slice(0, n)) {
+      if (!i) continue; const b = box(i), r = Math.max(2, Math.min(b[2], b[3]) * 0.14);
+      for (const [col, d] of [[th.halo, 1.5], [th.fg, 0]]) { x.fillStyle = col; x.beginPath(); x.arc(b[0] + r + 2, b[1] + b[3] - r - 2, r + d, 0, 2 * Math.PI); x.fill(); }
+    }
   }
   arrow(x, a, b, th) {      // copy-on-write in this step: from the block that was shared to its copy, bent, so that several in one row stay apart
     const ax = a[0] + a[2] / 2, ay = a[1] + a[3] / 2, bx = b[0] + b[2] / 2, by = b[1] + b[3] / 2, d = Math.hypot(bx - ax, by - ay) || 1, k = Math.min(0.35, 0.12 + a[3] / d), cx = (ax + bx) / 2 + (by - ay) * k, cy = (ay + by) / 2 - (bx - ax) * k, q = Math.hypot(bx - cx, by - cy) || 1, ux = (bx - cx) / q, uy = (by - cy) / q, t = Math.max(5, Math.min(9, b[3] * 0.3)), ex = bx - ux * t, ey = by - uy * t;
     for (const [col, lw] of [[th.halo, 4], [th.mark, 1.8]]) { x.strokeStyle = x.fillStyle = col; x.lineWidth = lw; x.beginPath(); x.moveTo(ax, ay); x.quadraticCurveTo(cx, cy, ex, ey); x.stroke(); x.beginPath(); x.moveTo(bx, by); x.lineTo(ex - uy * t * 0.5, ey + ux * t * 0.5); x.lineTo(ex + uy * t * 0.5, ey - ux * t * 0.5); x.closePath(); x.fill(); }
   }
   describe(i) {
-    const copied = (this.app.R.copies || []).map(([a, b]) => (a === i ? `\ncopied to block ${b} in this step (copy-on-write)` : b === i ? `\na copy of block ${a}, made in this step (copy-on-write)` : "")).join(""); return this.what(i) + copied;
+    const copied = (this.app.R.copies || []).map(([a, b]) => (a === i ? `\ncopied to block ${b} in this step (copy-on-write)` : b === i ? `\na copy of block ${a}, made in this step (copy-on-write)` : "")).join(""); const { R } = this.app, n = R.sinkBlocks, pinned = n && R.bl.refs(i) && R.holders(i).some((r) => R.rows[r] && R.rows[r].blocks.slice(0, n).includes(i)) ? `\nholds attention sinks: every query sees its request's first ${plural(R.meta.sinks, "token")}` : ""; return this.what(i) + pinned + copied;
   }
   what(i) {
     const { R } = this.app, bl = R.bl, kind = bl.kind(i), who = R.id(bl.owner(i)), fill = `${bl.fill(i)} of ${plural(bl.size, "slot")} filled`, changed = bl.marked[i] ? "\nchanged in this step" : "";

@@ -32,11 +32,13 @@ export class TablePanel {
     if (!q) { if (sel >= 0) { this.facts.hidden = false; sync(this.facts, [["state", "not arrived"]], (f) => f[0], fact, fill); } return; }
     const facts = [["state", q.end ? `${STATE_TEXT[STATES[q.code]]}: ${q.end}` : STATE_TEXT[STATES[q.code]]], ["prompt", nf.format(i.np)], ["output", `${nf.format(q.outputs)} / ${nf.format(i.mt)}`], ["computed", `${nf.format(q.computed)} / ${nf.format(i.np + q.outputs)}`]];
     if (q.cached) facts.push(["from cache", nf.format(q.cached)]); if (q.preemptions) facts.push(["preempted", nf.format(q.preemptions) + "×"]); if (i.pr) facts.push(["priority", String(i.pr)]);
-    sync(this.facts, facts, (f) => f[0], fact, fill);
+    const held = q.blocks.reduce((n, b) => n + (b > 0), 0), room = held * R.bl.size * (R.meta.kv_bytes || 0); if (room) facts.push(["KV held", room >= 1e6 ? `${(room / 1e6).toFixed(1)} MB` : `${Math.max(1, Math.round(room / 1e3))} KB`]);
+    sync(this.facts, facts, (f) => f[0], fact, fill); const sinks = R.sinkBlocks;
     const bl = R.bl, list = Array.from(q.blocks.slice(0, 400), (b, k) => [k, b]);
     sync(this.cells, list, (c) => c[0] + ">" + c[1], ([k, b]) => h("span", { class: "cb-cell" }, h("i", { text: k + ">" }), h("b", { text: b ? String(b) : "null" }), h("em")), (n, [k, b]) => {
-      const refs = bl.refs(b), full = bl.fill(b) >= bl.size; n.classList.toggle("cb-shared", refs > 1); n.classList.toggle("cb-changed", !!bl.marked[b]); const part = Math.round(100 * Math.min(1, Math.max(0, (q.computed - k * bl.size) / bl.size))) + "%"; if (n._part !== part) { n._part = part; n.style.setProperty("--fill", part); } setText(n.lastChild, refs > 1 ? `×${refs}` : "");
-      setAttr(n, "title", `tokens ${k * bl.size}–${(k + 1) * bl.size - 1} stand in block ${b}` + (refs > 1 ? `, shared by ${refs} requests` : "") + (full ? "" : ", not full") + (bl.flags(b) & CACHED ? ", can be found by its hash" : ""));
+      const refs = bl.refs(b), full = bl.fill(b) >= bl.size; n.classList.toggle("cb-shared", refs > 1); n.classList.toggle("cb-changed", !!bl.marked[b]); const part = Math.round(100 * Math.min(1, Math.max(0, (q.computed - k * bl.size) / bl.size))) + "%"; if (n._part !== part) { n._part = part; n.style.setProperty("--fill", part); } setText(n.lastChild, k < sinks ? "sink" : refs > 1 ? `×${refs}` : ""); n.classList.toggle("cb-gone", !b);
+      if (!b) return setAttr(n, "title", `tokens ${k * bl.size}–${(k + 1) * bl.size - 1} lie left of the window: their block was given back`);
+      setAttr(n, "title", `tokens ${k * bl.size}–${(k + 1) * bl.size - 1} stand in block ${b}` + (refs > 1 ? `, shared by ${refs} requests` : "") + (full ? "" : ", not full") + (k < sinks ? `, attention sinks: every query sees the first ${R.meta.sinks} tokens` : "") + (bl.flags(b) & CACHED ? ", can be found by its hash" : ""));
     });
   }
 }

@@ -58,6 +58,8 @@ export class Run {
     Object.assign(this, { meta: m.meta, step: 0, event: null, steps: 0, words: [""], ids: [], index: new Map(), info: [], tl: new Timeline(), out: [], cols: m.series, series: m.series.map(() => []), rows: [], waiting: [], running: [], chunks: [], pad: 0, config: {} });
     this.bl = new Blocks(m.num_blocks, m.block_size); this.version = 0;
   }
+  // First places of a table that hold attention sinks, which stay though the window has passed them.
+  get sinkBlocks() { return this.meta.window && this.meta.sinks ? Math.ceil(this.meta.sinks / this.bl.size) : 0; }
   col(name) { return this.series[this.cols.indexOf(name)]; }
   id(r) { return this.ids[r] ?? `#${r}`; }
   // One message: history first, then the state. Returns what changed.
