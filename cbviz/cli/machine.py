@@ -182,9 +182,11 @@ def plan(
     context: Annotated[int | None, typer.Option(help="Tokens of one request, prompt and output. [default: the model's greatest, at most 8192]", show_default=False)] = None,
     block_size: Annotated[int, typer.Option(help="Tokens in one KV block.")] = 16,
     utilisation: Annotated[float, typer.Option(help="Share of the memory for weights and KV.")] = 0.9,
+    kv_cache_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto, float32, float16, int8, int4.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Does a model fit a device, and how many requests at once. Figures are modelled from the tables, not measured."""
+    from cbviz.config import EngineConfig, as_run
     from cbviz.cost import calibrate as gauge
     from cbviz.cost import devices, models
     from cbviz.cost import plan as planner
@@ -192,7 +194,7 @@ def plan(
 
     with Bar("measuring this machine"):
         d = (gauge.load() or gauge.measure()) if device == "here" else devices.get(device)
-    spec = models.get(model)
+    spec = as_run(models.get(model), EngineConfig(kv_cache_dtype=kv_cache_dtype))
     kinds = models.kv_variants(spec)
     p = planner.plan(spec, d, context=context, block_size=block_size, utilisation=utilisation)
     if as_json:

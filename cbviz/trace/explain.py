@@ -205,6 +205,10 @@ class _Step:
         for e in record.events:
             self.by_type.setdefault(type(e), []).append(e)
 
+    def _sinks(self) -> str:
+        n = int(self.state.config.get("attention_sinks") or 0)
+        return f"; its first {count(n, 'token')}, the attention sinks, {'stays' if n == 1 else 'stay'}" if n else ""
+
     def of(self, kind: type) -> list[Any]:
         return self.by_type.get(kind, [])
 
@@ -425,7 +429,7 @@ class _Step:
             self.say("shared", f"{e.request_id} shares {count(len(ids), 'block')} that {are(len(ids))} already there{_blocks(ids)}", (e.request_id,), ids)
         for e in self.of(ev.OutOfWindow):
             ids = [b for b in e.block_ids if b]
-            self.say("window", f"{e.request_id} gave back {count(len(ids), 'block')} left of its attention window{_blocks(ids)}", (e.request_id,), ids)
+            self.say("window", f"{e.request_id} gave back {count(len(ids), 'block')} left of its attention window{_blocks(ids)}{self._sinks()}", (e.request_id,), ids)
         cached = self.of(ev.BlockCached)
         if cached:
             n = len(cached)

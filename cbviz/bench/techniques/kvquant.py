@@ -1,4 +1,4 @@
-"""Keys and values in 16, 8 and 4 bits: more of them in the same bytes, and what that does to the words.
+"""Quantised KV: more blocks in the same bytes, at the price of some other words.
 
 A pool of so many bytes holds more blocks the fewer bits a number has, so fewer requests wait or are preempted; and a decoding step that reads fewer bytes of keys and
 values may be quicker at long contexts. The price is exactness: log-probabilities move, and now and then another token is said. Codes have a scale for each token
@@ -67,7 +67,8 @@ def measure(ctx: Context) -> Iterator[Row]:
         ctx.tell(f"quality of {kind}")
         q = kv_quality(ctx.model, kind, said)
         again = kv_quality(ctx.model, kind, said[:1])
-        yield Row(f"{kind}, {q.bytes_per_token:,} bytes a token", "against float32 keys and values", counted(4.0 / kv_bytes_per_element(kind, c.head_dim), "x the blocks in the same bytes"),
+        fits = counted(4.0 / kv_bytes_per_element(kind, c.head_dim), "x the blocks in the same bytes")
+        yield Row(f"{kind}, {q.bytes_per_token:,} bytes a token", "against float32 keys and values", fits,
                   measured(-q.logprob_change, "nats a token less likely"), Check("the same figure when computed again", again == kv_quality(ctx.model, kind, said[:1])),
                   f"same best token at {100 * q.agreement:.1f} % of {q.positions} positions, Kullback-Leibler distance {q.divergence:.4f} nats (measured); "
                   f"{half / kv_bytes_per_element(kind, c.head_dim):.2f} x the blocks of float16")
