@@ -32,7 +32,7 @@ def words(ctx: Context, num: int, length: int) -> list[tuple[list[int], list[int
 
 
 def steps_at(ctx: Context, kind: str, length: int, num: int) -> Any:
-    """A function that runs `num` decoding steps of four requests of `length` tokens each, over a cache of that kind."""
+    """A function that runs `num` decoding steps of four equal requests of `length` tokens, over a cache of that kind, and returns what they say last."""
     from cbviz.config import EngineConfig
     from cbviz.messages import Chunk, Sampling, SchedulerOutput
     from cbviz.runners.torch_runner import TorchRunner
@@ -48,10 +48,12 @@ def steps_at(ctx: Context, kind: str, length: int, num: int) -> Any:
             plan.chunks = [Chunk(f"r{k}", a, min(512, length - a), ids, table, False, greedy)]
             runner.execute(plan)
 
-    def go() -> None:
+    def go() -> list[int]:
+        said: list[int] = []
         for at in range(length, length + num):
-            plan.chunks = [Chunk(f"r{k}", at, 1, ids, table, False, greedy) for k, table in enumerate(tables)]
-            runner.execute(plan)
+            plan.chunks = [Chunk(f"r{k}", at, 1, ids, table, True, greedy) for k, table in enumerate(tables)]
+            said = [t for new in runner.execute(plan).token_ids.values() for t in new]
+        return said
 
     return go
 
@@ -76,8 +78,10 @@ def measure(ctx: Context) -> Iterator[Row]:
     won = ctx.contest({k: steps_at(ctx, k, length, num) for k in KINDS})
     per_step = {k: 1e3 * won.median(k) / num for k in KINDS}
     for kind in KINDS[1:]:
+        last = won.results[kind]
         yield Row(f"decode, 4 requests of {length:,} tokens", f"{kind} against float16", measured(won.ratio("float16", kind), "x as fast"), None,
-                  Check("bytes as counted", True), f"{per_step[kind]:.1f} ms a step against {per_step['float16']:.1f} ms (measured)")
+                  Check("four equal requests say the same", len(last) == 4 and len(set(last)) == 1),
+                  f"{per_step[kind]:.1f} ms a step against {per_step['float16']:.1f} ms (measured)")
     ask = ctx.article(0.3, 6 if ctx.quick else 16)
     each = 2 * c.num_layers * c.num_kv_heads * c.head_dim * 16 * half
     least = max(-(-(len(x.prompt_token_ids) + x.max_tokens) // 16) for x in ask) + 1
