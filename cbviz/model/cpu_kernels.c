@@ -335,8 +335,8 @@ typedef struct {
     long y_stride;
     long items;
     const char *then;                  /* what this thread will probably read after the panel it is at */
-    const char *after;                 /* the weights of the pass' next product, and the bytes of one of its items */
-    long after_item;
+    const char *after;                 /* the weights of the pass' next product, how many items it has, and the bytes of one */
+    long after_items, after_item;
 } Product;
 
 INL vf load_weight(int type, const void *w, long at) { return type == F16 ? load_half((const uint16_t *)w + at) : load((const float *)w + at); }
@@ -528,12 +528,18 @@ static void panel_of(const Product *p, long n0, long n1, Worker *me, int ask) {
     }
 }
 
+/* `items` shared out to `groups` in stretches: how many a group has, and its first. */
+INL long share(long items, long group, long groups) { return items / groups + (group < items % groups); }
+INL long begin_of(long items, long group, long groups) { return group * (items / groups) + (group < items % groups ? group : items % groups); }
+
 static void product_item(const void *ctx, long item, Worker *me) {
     Product mine = *(const Product *)ctx;
     const Product *p = &mine;
-    long n0 = item * p->panel, n1 = n0 + p->panel < p->n ? n0 + p->panel : p->n, size = size_of(p->type), next = item + limit;
-    /* Threads take items in turn, so this one's next is mostly `limit` further on. */
-    mine.then = next < p->items ? (const char *)p->w + next * p->panel * p->k * size : p->after ? p->after + (next - p->items) * p->after_item : (const char *)p->w + n0 * p->k * size;
+    /* Threads take tickets in turn, so a thread's tickets are mostly `limit` apart: these are neighbours in memory, and each thread reads a stretch of its own. */
+    long threads = limit, group = item % threads, nth = item / threads, last = nth + 1 >= share(p->items, group, threads);
+    item = begin_of(p->items, group, threads) + nth;
+    long n0 = item * p->panel, n1 = n0 + p->panel < p->n ? n0 + p->panel : p->n, size = size_of(p->type);
+    mine.then = !last ? (const char *)p->w + n1 * p->k * size : p->after ? p->after + begin_of(p->after_items, group, threads) * p->after_item : (const char *)p->w + n0 * p->k * size;
     if (p->how != SILU) {
         panel_of(p, n0, n1, me, 1);
         return;
@@ -625,8 +631,8 @@ typedef struct {
     const float *weight, *from;        /* of the norm or quantisation under way */
     long n, begin;
     int normed;
-    const char *after;                 /* the weights that the pass reads next, and the bytes of one item of them */
-    long after_item;
+    const char *after;                 /* the weights that the pass reads next, their items, and the bytes of one */
+    long after_items, after_item;
 } Pass;
 
 enum { CHUNK = 16 };
@@ -661,13 +667,15 @@ static void prepare(Pass *a, const float *from, const float *norm, long n, long 
 static void apply(const Pass *a, const float *x, const void *w, const float *scale, const float *bias, float *y, long n, long k, long rows, int how) {
     int whole = a->m->weights == I8;
     Product p = {(int)a->m->weights, how, rows, n, k, 0, w, scale, bias, whole ? 0 : x, k, whole ? a->q : 0, whole ? a->q_scale : 0, y, n,
-                 0, 0, a->after, a->after_item};
+                 0, 0, a->after, a->after_items, a->after_item};
     product(&p);
 }
 
-INL void then(Pass *a, const void *w, long k, long rows, int how) {
+INL void then(Pass *a, const void *w, long n, long k, long rows, int how) {
+    long panel = panel_size((int)a->m->weights, rows, k, how);
     a->after = w;
-    a->after_item = panel_size((int)a->m->weights, rows, k, how) * k * size_of((int)a->m->weights);
+    a->after_items = (n + panel - 1) / panel;
+    a->after_item = panel * k * size_of((int)a->m->weights);
 }
 
 static void embed_row(const Model *m, int64_t id, float *out) {
@@ -1041,7 +1049,7 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
     for (long l = 0; l < m->num_layers; l++) {
         const Layer *w = a.layer = &m->layers[l];
         prepare(&a, a.residual, w->attn_norm, c, t);
-        then(&a, w->o, qs, t, ADD);
+        then(&a, w->o, c, qs, t, ADD);
         apply(&a, a.x, w->qkv, w->qkv_scale, w->qkv_bias, a.qkv, width, c, t, STORE);
         mark(&at, QKV);
         /* All KV of the layer is in place before anybody attends: a sequence may use blocks that another computes in this step. */
@@ -1051,18 +1059,18 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
         mark(&at, ATTENTION);
         memset(a.y + kept * qs, 0, (size_t)(t - kept) * qs * 4);
         prepare(&a, a.y, 0, qs, t);
-        then(&a, w->gate_up, c, t, SILU);
+        then(&a, w->gate_up, m->inter, c, t, SILU);
         apply(&a, a.y, w->o, w->o_scale, w->o_bias, a.residual, c, qs, t, ADD);
         mark(&at, OUT);
         for (long m0 = 0; m0 < t; m0 += SLAB) {
             long rows = t - m0 < SLAB ? t - m0 : SLAB;
             prepare(&a, a.residual + m0 * c, w->mlp_norm, c, rows);
-            then(&a, w->down, m->inter, rows, ADD);
+            then(&a, w->down, c, m->inter, rows, ADD);
             apply(&a, a.x, w->gate_up, w->gate_up_scale, w->gate_up_bias, a.hidden, m->inter, c, rows, SILU);
             mark(&at, GATE_UP);
             prepare(&a, a.hidden, 0, m->inter, rows);
-            if (l + 1 < m->num_layers) then(&a, m->layers[l + 1].qkv, c, t, STORE);
-            else then(&a, s->sampled ? m->head : 0, c, s->sampled, STORE);
+            if (l + 1 < m->num_layers) then(&a, m->layers[l + 1].qkv, width, c, t, STORE);
+            else then(&a, s->sampled ? m->head : 0, m->vocab, c, s->sampled, STORE);
             apply(&a, a.hidden, w->down, w->down_scale, w->down_bias, a.residual + m0 * c, c, m->inter, rows, ADD);
             mark(&at, DOWN);
         }
@@ -1070,7 +1078,7 @@ int64_t cbviz_forward(const Model *m, const Step *s, char *memory) {
     if (s->sampled) {
         for (long i = 0; i < s->sampled; i++) memcpy(a.y + i * c, a.residual + s->rows[i] * c, c * 4);
         prepare(&a, a.y, m->norm, c, s->sampled);
-        then(&a, 0, c, s->sampled, STORE);
+        then(&a, 0, 0, c, s->sampled, STORE);
         apply(&a, a.x, m->head, m->head_scale, 0, s->logits, m->vocab, c, s->sampled, STORE);
         mark(&at, HEAD);
     }
