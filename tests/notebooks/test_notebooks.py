@@ -38,7 +38,8 @@ TELLS: dict[str, tuple[str, ...]] = {
     "07": ("long is starving: 8 later requests were admitted", "PolicyError: policy dice", "policy was changed from fcfs to aged", "beat-fcfs: "),
     "08": ("31 of 60 requests took more than 200 ms", "watermark was changed from 0.0 to 0.5", "are free above the watermark", "old watermark"),
     "09": ("the same words: True", "accept-the-drafts: ", "32                  7.9", "they share 3 blocks of its prompt", "the second answer alone is the same: True"),
-    "10": ("contiguous                    40.8%          5.7%     31.5%       10.8%", "the same tokens in all three: True",
+    "10": ("int8                    30 ", "window 64, 4 sinks                        9                6",
+           "contiguous                    40.8%          5.7%     31.5%       10.8%", "the same tokens in all three: True",
            "the longest free run has 3 (external fragmentation)", "68.6", "the same tokens in both: True", "fill-the-pool: "),
 }
 
