@@ -28,6 +28,8 @@ if __package__:
 else:  # run as a script, by a Python that need not have cbviz: its own folder is where Python looks first
     from pipe import serve  # type: ignore[import-not-found, no-redef]
 
+    sys.path.pop(0)  # this folder has a `kernels`, which transformers would take for the package of that name
+
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
          "VLLM_CPU_KVCACHE_SPACE": "1"}
 Requests = list[list[Any]]

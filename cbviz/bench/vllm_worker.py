@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 import tempfile
 from time import perf_counter, thread_time
 from typing import Any
@@ -25,6 +26,8 @@ if __package__:
     from cbviz.bench.pipe import serve
 else:  # run as a script, by a Python that need not have cbviz: its own folder is where Python looks first
     from pipe import serve  # type: ignore[import-not-found, no-redef]
+
+    sys.path.pop(0)  # this folder has a `kernels`, which transformers would take for the package of that name
 
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
