@@ -42,11 +42,14 @@ Progress = Callable[[float, str], None]
 """Called with the share done (0..1, or -1 if unknown) and what is being done."""
 
 LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
-          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "kv_cache_dtype": "KV type", "kv_cache_memory_bytes": "KV bytes",
+          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "seed": "seed", "kv_cache_dtype": "KV type", "kv_cache_memory_bytes": "KV bytes",
           "sliding_window": "window", "attention_sinks": "sinks", "kv_allocation": "KV memory", "preemption_mode": "preemption",
           "speculative": "speculation", "num_speculative_tokens": "drafts", "draft_layers": "draft layers", "draft_acceptance": "drafts right",
-          "seed": "seed", "kernels": "kernels", "batch_invariant": "batch-invariant"}
+          "kernels": "kernels", "batch_invariant": "batch-invariant"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""
+GROUPS = {**dict.fromkeys(("kv_cache_dtype", "kv_cache_memory_bytes", "sliding_window", "attention_sinks", "kv_allocation", "preemption_mode"), "KV memory"),
+          **dict.fromkeys(("speculative", "num_speculative_tokens", "draft_layers", "draft_acceptance", "kernels", "batch_invariant"), "Decoding")}
+"""Controls that stand folded away under a title, until one of them differs from its default."""
 _REAL = ("kernels", "batch_invariant")
 """Those that mean something only where numbers are really computed."""
 _MADE_UP = ("draft_acceptance",)
@@ -238,7 +241,10 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
             options.append([SIM, "Simulator, no model", "Made-up tokens and the modelled time of a large GPU."])
             row.update(kind="select", options=options, value=settings.model, live=False, help="Who computes the tokens.")
         else:
-            row.update(_knob(name, resolved.get(name, asked.get(name, CONFIG_FIELDS[name].default))))
+            default = CONFIG_FIELDS[name].default
+            row.update(_knob(name, resolved.get(name, asked.get(name, default))))
+            if name in GROUPS:
+                row.update(group=GROUPS[name], plain=row["value"] == default)
         rows.append(row)
     return rows
 

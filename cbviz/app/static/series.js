@@ -35,7 +35,9 @@ export class SeriesView {
     this.fresh = false; this.n = R.steps; this.last = performance.now(); this.wait = Math.max(this.ms, Math.min(3000, 10 * (this.last - t0)));      // lines never take more than about a tenth of the main thread
   }
   over(f, x, g) { const { R, th } = this.app, c = g.l + (R.step - g.x0) * g.sx; if (R.step < 1 || c < g.l || c > g.l + g.w) return; x.fillStyle = th.accent; x.globalAlpha = 0.8; x.fillRect(Math.round(c) - 0.5, g.t, 1.5, g.h); x.globalAlpha = 1; }
-  text(i) { const { R } = this.app, m = R.meta, s = R.col("busy")[i]; if (!(s > 0)) return "no time taken"; const b = R.col("bytes")[i] / s, f = R.col("flops")[i] / s; if (!isFinite(b)) return "the work of this step is not known"; return `${rate(b, "B/s")}${this.share ? ` = ${percent(b / m.peak_bytes_s)}` : ""}, ${rate(f, "FLOP/s")}${this.share ? ` = ${percent(f / m.peak_flops_s)}` : ""}${R.col("kernels")[i] > 0 ? `, kernels ran ${percent(R.col("kernels")[i])}` : ""}`; }
+  text(i) { const { R } = this.app, m = R.meta, s = R.col("busy")[i]; if (!(s > 0)) return "no time taken"; const b = R.col("bytes")[i] / s, f = R.col("flops")[i] / s; if (!isFinite(b)) return "the work of this step is not known"; return `${rate(b, "B/s")}${this.share ? ` = ${percent(b / m.peak_bytes_s)}` : ""}, ${rate(f, "FLOP/s")}${this.share ? ` = ${percent(f / m.peak_flops_s)}` : ""}${R.col("kernels")[i] > 0 ? `, kernels ran ${percent(R.col("kernels")[i])}` : ""}${this.above(i) ? ". Above the peak: it was measured while the machine was busy; measure it again" : ""}`; }
+  // A peak that a step passes was measured while something else had the machine.
+  above(i) { const { R } = this.app, m = R.meta, s = R.col("busy")[i]; return this.share && m.peaks_measured && m.clock !== "modelled" && s > 0 && Math.max(R.col("bytes")[i] / m.peak_bytes_s, R.col("flops")[i] / m.peak_flops_s) / s > 1.1; }
   hover(p) { const i = p ? Math.round(p.x) - 1 : -1; if (i >= 0 && i < this.app.R.steps) this.f.showTip(p, `step ${i + 1}, ${this.app.R.meta.clock}\n${this.text(i).replace(", ", "\n")}`); else this.f.hideTip(); }
   destroy() { clearTimeout(this.timer); this.f.destroy(); }
 }
