@@ -166,7 +166,7 @@ def requests(lengths: list[int], outputs: list[int], vocab: int, shared: int, wa
 
 
 @pytest.mark.parametrize("kernels", ["reference", pytest.param("cpu", marks=needs_compiler)])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_preempted_cached_cut_and_aborted_a_request_has_the_logits_of_one_alone(kernels: str, data: Any) -> None:
     m = model(windows=(0,))
@@ -194,7 +194,7 @@ def test_preempted_cached_cut_and_aborted_a_request_has_the_logits_of_one_alone(
 
 @needs_compiler
 @pytest.mark.model
-@pytest.mark.parametrize("discipline", ["static-padded", "paged", "chunked", "vllm", "max-util", "retract"])
+@pytest.mark.parametrize("discipline", ["static-padded", "chunked", "vllm"])
 def test_on_the_real_model(discipline: str) -> None:
     """SmolLM2 in company with preemptions, prefix hits, chunks and an abort: each of its logits, 49,152 a token, equals that of the request alone."""
     m = load("smollm2")
@@ -206,7 +206,7 @@ def test_on_the_real_model(discipline: str) -> None:
     assert as_alone(m, specs, r, s, kernels="cpu", precision="fast", max_num_seqs=1) == len(r.seen) > 30
     kinds = {type(e).__name__ for record in s.trace for e in record.events}
     assert "PrefixHit" in kinds
-    if discipline not in ("static-padded", "retract"):  # these reserve or estimate ahead, and need not
+    if discipline != "static-padded":  # that reserves ahead, and need not
         assert "Preempted" in kinds, kinds
 
 
