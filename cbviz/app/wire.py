@@ -221,10 +221,11 @@ class Wire:
         return [*row, len(r.block_ids), *r.block_ids] if with_blocks else [*row, SAME_BLOCKS]
 
     def _chunks(self, record: StepRecord) -> list[int]:
-        """The step's batch, four words a chunk: request, first position, tokens, kind."""
+        """The step's batch, four words a chunk: request, first position, tokens, kind (the lowest 8 bits) and how many of the tokens are drafts."""
         out: list[int] = []
         for c in record.chunks:
-            out += (self._index[c.request_id], c.start, c.num_tokens, KIND["padded" if c.padding else "recompute" if c.num_recomputed and c.kind == "prefill" else c.kind])
+            kind = KIND["padded" if c.padding else "recompute" if c.num_recomputed and c.kind == "prefill" else c.kind]
+            out += (self._index[c.request_id], c.start, c.num_tokens, kind | c.num_draft << 8)
         return out
 
     def _experts(self, trace: Trace, step: int, load: list[list[int]]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ export class TextPanel {
     const whole = r === sel || this.app.isBig("tokens"), window = whole ? 2000 : 80, from = Math.max(0, Math.floor((want - window) / 40) * 40);      // two lines are shown of the others
     if (n._run !== R || from !== n._from || want < n._from) { said.replaceChildren(); n._from = n._n = from; n._run = R; n._new = []; if (from) said.append(h("span", { class: "cb-note", text: "… " })); }
     while (n._n > want) { said.lastChild.remove(); n._n--; }
-    for (; n._n < want; n._n++) said.append(h("span", { text: o.text[n._n], title: `token ${n._n + 1}, step ${o.step[n._n]}` }));
+    for (; n._n < want; n._n++) { const draft = n._n + 1 < want && o.step[n._n + 1] === o.step[n._n]; said.append(h("span", { class: draft ? "cb-drafted" : null, text: o.text[n._n], title: `token ${n._n + 1}, step ${o.step[n._n]}${draft ? ", an accepted draft" : ""}` })); }
     for (const s of n._new) s.classList.remove("cb-new"); n._new = [];
     for (let i = want - 1, s = said.lastChild; i >= n._from && o.step[i] === R.step && s; i--, s = s.previousSibling) { s.classList.add("cb-new"); n._new.push(s); }
   }
@@ -119,6 +119,6 @@ export class BatchPanel {
   draw() {
     const { R } = this.app, s = this.bar.sums(), total = s.reduce((a, b) => a + b, 0); this.bar.dirty = true; setText(this.title, R.step ? `${plural(total, "token")}${R.config.budget ? ` of ${nf.format(R.config.budget)}` : ""}, ${plural(R.chunks.length, "request")}` : "");
     sync(this.sums, KINDS.map((k, i) => [k, s[i]]).filter((x) => R.step && (x[1] || x[0] === "prefill" || x[0] === "decode")), (x) => x[0], ([k]) => h("span", { class: "cb-sum" }, h("i", { "data-kind": k, "aria-hidden": "true" }), h("b"), h("span", { text: " " + k })), (n, x) => { const c = this.app.th.state[x[0]][0]; if (n._c !== c) { n._c = c; n.firstChild.style.background = c; } setText(n.childNodes[1], nf.format(x[1])); });
-    sync(this.rows, R.chunks.slice(0, 24), (k) => R.id(k.r), (k) => h("div", { class: "cb-batchrow" }, chip(this.app, k.r), h("i", { "aria-hidden": "true" }), h("span")), (n, k) => { paintChip(this.app, n.firstChild, k.r); const c = this.app.th.state[KINDS[k.kind]][0]; if (n._c !== c) { n._c = c; n.childNodes[1].style.background = c; } setText(n.lastChild, `${nf.format(k.n)} ${KINDS[k.kind]}, ${k.n > 1 ? `positions ${k.start}–${k.start + k.n - 1}` : `position ${k.start}`}`); });
+    sync(this.rows, R.chunks.slice(0, 24), (k) => R.id(k.r), (k) => h("div", { class: "cb-batchrow" }, chip(this.app, k.r), h("i", { "aria-hidden": "true" }), h("span")), (n, k) => { paintChip(this.app, n.firstChild, k.r); const c = this.app.th.state[KINDS[k.kind]][0]; if (n._c !== c) { n._c = c; n.childNodes[1].style.background = c; } setText(n.lastChild, `${nf.format(k.n)} ${KINDS[k.kind]}, ${k.drafts ? `${k.drafts} of them ${k.drafts > 1 ? "drafts" : "a draft"}, ` : ""}${k.n > 1 ? `positions ${k.start}–${k.start + k.n - 1}` : `position ${k.start}`}`); });
   }
 }

@@ -85,7 +85,7 @@ export class Run {
     if (buf.blocks) this.bl.apply(u32(buf.blocks));
     if (buf.marks) this.bl.mark(Array.from(u32(buf.marks)));
     if (buf.queue) { const w = u32(buf.queue); this.waiting = Array.from(w.subarray(1, 1 + w[0])); this.running = Array.from(w.subarray(1 + w[0])); }
-    if (buf.chunks) { const w = u32(buf.chunks); this.chunks = []; for (let i = 0; i < w.length; i += 4) this.chunks.push({ r: w[i], start: w[i + 1], n: w[i + 2], kind: w[i + 3] }); this.pad = m.pad ?? 0; this.copies = m.copies ?? []; }
+    if (buf.chunks) { const w = u32(buf.chunks); this.chunks = []; for (let i = 0; i < w.length; i += 4) this.chunks.push({ r: w[i], start: w[i + 1], n: w[i + 2], kind: w[i + 3] & 255, drafts: w[i + 3] >>> 8 }); this.pad = m.pad ?? 0; this.copies = m.copies ?? []; }
     if (m.config) this.config = m.config;
     if (m.experts) this.mixture = true; this.experts = m.experts || null;
     this.version++; return t;
