@@ -145,8 +145,7 @@ class Debugger:
         await p.stop()
         at = int(m.get("at", self._at(s).step))
         changes = {str(k): opening.typed(str(k), v if v != "" else None) for k, v in (m.get("changes") or {}).items()}
-        most = m.get("max_tokens")
-        add = [{"prompt": str(m["prompt"]), "max_tokens": int(most) if most is not None else None, "chat": live.tokenizer is not None}] if m.get("prompt") else []
+        add = [{"prompt": str(m["prompt"]), "chat": live.tokenizer is not None, **opening.asked(m)}] if m.get("prompt") else []
         remove = [str(m["remove"])] if m.get("remove") else []
         if getattr(live.runner, "kv", None) is not None:
             p.tell(loading=f"Forking at step {at}: the KV blocks that are needed are computed again …", progress=-1)

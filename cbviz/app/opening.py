@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
 from cbviz import recordings
@@ -23,6 +23,7 @@ from cbviz.core.policy import POLICIES
 from cbviz.core.replay import ReplayError
 from cbviz.core.speculative import PROPOSERS
 from cbviz.cost import devices
+from cbviz.messages import Sampling
 from cbviz.model import hub
 from cbviz.session import Session
 from cbviz.trace import Cursor, Trace, load
@@ -36,14 +37,16 @@ OWN_REQUESTS = "requests"
 """The workload's name in the trace of a session that was given a list of requests."""
 DEFAULT_SCENARIO = "chat"
 KEEP_RUNS = 20
+ANSWERS_TEMPERATURE = 0.8
+"""At which several answers to one prompt typed in the page are drawn."""
 _RUN = re.compile(r"[A-Za-z0-9_-]{6,40}")
 
 Progress = Callable[[float, str], None]
 """Called with the share done (0..1, or -1 if unknown) and what is being done."""
 
 LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
-          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "seed": "seed", "kv_cache_dtype": "KV type", "kv_cache_memory_bytes": "KV bytes",
-          "sliding_window": "window", "attention_sinks": "sinks", "kv_allocation": "KV memory", "preemption_mode": "preemption",
+          "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "seed": "seed", "kv_cache_dtype": "KV type",
+          "kv_cache_memory_bytes": "KV bytes", "sliding_window": "window", "attention_sinks": "sinks", "kv_allocation": "KV memory", "preemption_mode": "preemption",
           "speculative": "speculation", "num_speculative_tokens": "drafts", "draft_layers": "draft layers", "draft_acceptance": "drafts right",
           "kernels": "kernels", "batch_invariant": "batch-invariant"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""
@@ -112,6 +115,12 @@ def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, 
         del place["run"]
     settings = settings.changed(changes) if changes else settings
     return settings.playable() if "model" not in changes else settings, place
+
+
+def asked(m: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page says of a new request beside its prompt, as keywords of `Session.add`. Several answers are drawn: greedy ones would all be the same. Raises RequestError."""
+    most, n = (int(v) if isinstance(v, float) and v.is_integer() else v for v in (m.get("max_tokens"), m.get("n", 1)))
+    return {"max_tokens": most, "sampling": Sampling(n=cast(int, n), temperature=0.0 if n == 1 else ANSWERS_TEMPERATURE)}
 
 
 # sessions ---------------------------------------------------------------------------------------------------------------

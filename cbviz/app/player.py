@@ -597,10 +597,7 @@ class Player:
         if not isinstance(s, Session):
             self.post({"type": "said", "cmd": "add", "error": "This is a recording: run it again to add requests."})
             return
-        text, most = str(m.get("prompt", "")), m.get("max_tokens")
-        if isinstance(most, float) and most.is_integer():
-            most = int(most)
-        rid = await self._input("add", lambda: s.add(text, max_tokens=most, chat=s.tokenizer is not None))
+        rid = await self._input("add", lambda: s.add(str(m.get("prompt", "")), chat=s.tokenizer is not None, **opening.asked(m)))
         if rid is not None:
             self.post({"type": "said", "cmd": "add", "id": rid})
 

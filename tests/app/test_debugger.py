@@ -119,14 +119,14 @@ def test_a_fork_adds_and_removes_requests() -> None:
     async def go() -> None:
         async with opened(settings=Settings("preemption", "sim")) as (page, player):
             await stepped(page, 5)
-            page.do("fork", at=5, changes={"max_num_seqs": "9"}, prompt="one more prompt", max_tokens=7, remove="r2", name=" mine ")
+            page.do("fork", at=5, changes={"max_num_seqs": "9"}, prompt="one more prompt", max_tokens=7, n=2, remove="r2", name=" mine ")
             await page.until(lambda: page.last["family"]["name"] == "mine")
             await stepped(page, 6)
             s = player.session
             assert isinstance(s, Session)
             assert s.config.max_num_seqs == 9
             assert s.state().requests["r2"].finish_reason == "abort"
-            assert [r.max_tokens for r in s.state().by_index if r.spec and r.spec.prompt == "one more prompt"] == [7]
+            assert [r.max_tokens for r in s.state().by_index if r.spec and r.spec.prompt == "one more prompt"] == [7, 7]
             await refused(page, "fork", "num_blocks is 3, which leaves 2 to give out", at=6, changes={"num_blocks": "3"})
             await refused(page, "fork", "the least is 1", at=6, changes={"max_num_seqs": "0"})
             await refused(page, "fork", "exists already", at=6, name="mine")

@@ -283,10 +283,36 @@ def test_abort_gives_the_blocks_back() -> None:
     asyncio.run(go())
 
 
+def test_several_answers_to_one_prompt() -> None:
+    async def go() -> None:
+        async with opened(Session(None, runner="sim", max_num_seqs=4)) as (page, player):
+            page.do("add", prompt="one two three", max_tokens=4, n=3.0)
+            await page.until(lambda: page.said)
+            rid = page.said[-1]["id"]
+            for n in range(1, 4):
+                page.do("step")
+                await page.at(n)
+            assert page.page.ids == [rid, f"{rid}.1", f"{rid}.2"]
+            assert player.session is not None
+            r = player.session.trace.state().requests[rid]
+            assert r.spec is not None and (r.spec.sampling.n, r.spec.sampling.temperature) == (3, 0.8)
+            page.do("add", prompt="one two three", max_tokens=4, n=1)
+            await page.until(lambda: len(page.said) == 2)
+            page.do("step")
+            await page.at(4)
+            alone = player.session.trace.state().requests[page.said[-1]["id"]]
+            assert alone.spec is not None and (alone.spec.sampling.n, alone.spec.sampling.temperature) == (1, 0.0)
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize(("message", "words"), [
     ({"cmd": "add", "prompt": "   ", "max_tokens": 5}, "empty"),
     ({"cmd": "add", "prompt": "a", "max_tokens": 0}, "max_tokens"),
     ({"cmd": "add", "prompt": "a", "max_tokens": 2.5}, "max_tokens"),
+    ({"cmd": "add", "prompt": "a", "n": 0}, "n is 0, the least is 1"),
+    ({"cmd": "add", "prompt": "a", "n": 1.5}, "n must be a whole number"),
+    ({"cmd": "add", "prompt": "a", "n": 99}, "n is 99, but there are"),
     ({"cmd": "set", "field": "max_num_seqs", "value": "0"}, "max_num_seqs is 0, the least is 1"),
     ({"cmd": "set", "field": "max_num_seqs", "value": "many"}, "max_num_seqs"),
     ({"cmd": "set", "field": "policy", "value": "nobody-first"}, "policy"),

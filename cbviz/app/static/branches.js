@@ -26,7 +26,7 @@ export class ForkForm {
   }
   go() {
     if (!this.inputs) return; fail(this.error, ""); const changes = {}; for (const { f, input } of this.inputs) if (!input.disabled && input.value.trim() !== String(f.value ?? "")) changes[f.name] = input.value.trim();
-    this.app.send("fork", { at: this.at, changes, name: this.name.value, prompt: this.add.checked ? this.app.promptText() : null, max_tokens: this.add.checked ? this.app.promptMax() : null, remove: this.remove.checked ? this.who : null });
+    this.app.send("fork", { at: this.at, changes, name: this.name.value, ...(this.add.checked ? { prompt: this.app.promptText(), ...this.app.promptAsked() } : {}), remove: this.remove.checked ? this.who : null });
   }
   said(m) { if (m.error) { fail(this.error, m.error); this.pop.place(); } else { this.pop.close(); this.app.say(`Branch ${m.name} is shown`); } }
 }
