@@ -108,7 +108,7 @@ def test_the_cases_are_hard() -> None:
     def count(what: str, n: int) -> None:
         seen[what] = seen.get(what, 0) + n
 
-    for seed in range(180):
+    for seed in range(210):
         c = case(seed, discipline=("vllm", "chunked", "max-util")[seed % 3], policy=("fcfs", "priority")[seed % 2], drafts=True)
         _, trace = play(c)
         held: dict[str, int] = {}
@@ -130,7 +130,7 @@ def test_the_cases_are_hard() -> None:
                     count("accepted", planned[e.request_id] - e.num_rejected)
                 elif isinstance(e, ev.PrefixHit):
                     count("hits", 1)
-    least = {"padding": 1, "cut": 20, "lost": 5, "taken back": 1, "rejected": 500, "accepted": 1000, "hits": 20}
+    least = {"padding": 3, "cut": 20, "lost": 5, "taken back": 1, "rejected": 500, "accepted": 1000, "hits": 20}
     assert {k: n for k, n in least.items() if seen.get(k, 0) < n} == {}, seen
 
 
