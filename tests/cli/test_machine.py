@@ -117,6 +117,10 @@ def test_doctor(cbviz: Call, cache: Path) -> None:
     assert d["works"] == {"simulator": True, "real_model": False, "explorer": True, "lab": True}
     assert {f["status"] for f in d["findings"]} <= set(doctor.STATUSES)
     assert all(f["advice"] for f in d["findings"] if f["status"] == "missing")
+    for kind in ("float16", "int8", "int4"):  # the price beside the saving
+        assert "bytes a token" in found[f"KV {kind}"]["found"] and "same best token at" in found[f"KV {kind}"]["cost"]
+    assert "6,480 bytes a token, 3.56 x the blocks of float16" in found["KV int4"]["found"] and "89.1 %" in found["KV int4"]["cost"]
+    assert "1,012 positions" in found["KV int4"]["advice"]
     words = cbviz("doctor").out
     assert "works here:   simulator (cbviz run --runner sim), explorer" in words
     assert "does not yet: real model" in words

@@ -7,7 +7,7 @@ export class Controls {
     this.notes = h("ul", { class: "cb-notes" });
     this.lesson = h("button", { type: "button", class: "cb-lesson", text: "Back to the link's start", title: "The scenario and settings of this page's address, with no request of yours", hidden: true, onclick: () => { this.pending = {}; app.send("lesson"); } }); host.append(this.list, this.apply, this.lesson, this.notes);
   }
-  // m.fields: [{ name, label, kind: select|int|float|bool, value, options: [[value, text, help]], help, unit, min, max, live, cls, group, plain }]
+  // m.fields: [{ name, label, kind: select|int|float|bool, value, options: [[value, text, help]], noted: [values whose help is shown], help, unit, min, max, live, cls, group, plain }]
   show(m) {
     if (this.names !== m.fields.map((f) => f.name).join()) { this.names = m.fields.map((f) => f.name).join(); this.fields.clear(); this.groups = new Map(); this.list.replaceChildren(); for (const f of m.fields) this.build(f); }
     for (const f of m.fields) { const x = this.fields.get(f.name); x.f = f; if (f.kind === "select") this.options(x, f.options); if (!(f.name in this.pending) && document.activeElement !== x.input) this.write(x, f.value); if (f.name in this.pending && this.same(this.pending[f.name], f.value)) { delete this.pending[f.name]; this.write(x, f.value); } x.input.disabled = !!m.locked; if (f.group && f.plain === false && x.plain !== false) x.group.open = true; x.plain = f.plain; }
@@ -18,14 +18,15 @@ export class Controls {
     const id = "cb-f-" + f.name, cls = f.cls || "cb-f-" + f.name, x = { f }, change = () => this.changed(x);
     x.input = f.kind === "select" ? h("select", { id, class: cls, onchange: change }) : f.kind === "bool" ? h("input", { type: "checkbox", id, class: cls, onchange: change }) : h("input", { type: "number", id, class: cls, inputmode: "numeric", min: f.min, max: f.max, step: f.kind === "float" ? "any" : 1, placeholder: f.placeholder, onchange: change, onkeydown: (e) => { if (e.key === "Escape") { this.write(x, x.f.value); this.changed(x); } } });
     x.error = h("p", { class: "cb-error", id: id + "-e", role: "alert", hidden: true }); x.input.setAttribute("aria-describedby", id + "-e");
-    x.label = h("label", { for: id, title: f.help + (f.live ? "" : " Takes a restart.") }, f.label); x.row = h("div", { class: "cb-field" + (f.kind === "select" ? " cb-wide" : "") }, x.label, x.input, x.error); this.fields.set(f.name, x); if (f.group) x.group = this.group(f.group); (x.group || this.list).append(x.row);
+    x.note = h("p", { class: "cb-note cb-choice", id: id + "-n", role: "status", hidden: true }); if (f.noted) x.input.setAttribute("aria-describedby", `${id}-e ${id}-n`); x.label = h("label", { for: id, title: f.help + (f.live ? "" : " Takes a restart.") }, f.label); x.row = h("div", { class: "cb-field" + (f.kind === "select" ? " cb-wide" : "") }, x.label, x.input, x.note, x.error); this.fields.set(f.name, x); if (f.group) x.group = this.group(f.group); (x.group || this.list).append(x.row);
   }
   group(title) { let g = this.groups.get(title); if (!g) { g = h("details", { class: "cb-group cb-fields" }, h("summary", { text: title })); this.groups.set(title, g); this.list.append(g); } return g; }
   options(x, list) { const key = list.map((o) => o[0] + o[1]).join("|"); if (x.key === key) return; x.key = key; const v = x.input.value; x.input.replaceChildren(...list.map(([value, text, help]) => h("option", { value, text, title: help }))); x.input.value = v; }
-  write(x, v) { if (x.f.kind === "bool") x.input.checked = !!v; else x.input.value = v ?? ""; if (x.f.kind === "select") { const o = (x.f.options || []).find((p) => p[0] === v); x.input.title = o && o[2] ? o[2] : x.f.help; } }
+  write(x, v) { if (x.f.kind === "bool") x.input.checked = !!v; else x.input.value = v ?? ""; if (x.f.kind === "select") { const o = (x.f.options || []).find((p) => p[0] === v); x.input.title = o && o[2] ? o[2] : x.f.help; } this.tell(x); }
+  tell(x) { if (!x.f.noted) return; const v = x.input.value, o = x.f.options.find((p) => p[0] === v), t = x.f.noted.includes(v) && o ? o[2] : ""; setText(x.note, t); x.note.hidden = !t; if (o) x.input.title = o[2] || x.f.help; }      // what a choice costs stands below it
   read(x) { return x.f.kind === "bool" ? x.input.checked : x.f.kind === "select" ? x.input.value : x.input.value.trim(); }
   changed(x) {
-    const v = this.read(x), { name, live, value } = x.f; this.fail(name, ""); if (x.f.kind !== "bool" && x.f.kind !== "select" && x.input.validity.badInput) return this.fail(name, `${x.f.label}: this is not a number`);
+    const v = this.read(x), { name, live, value } = x.f; this.fail(name, ""); this.tell(x); if (x.f.kind !== "bool" && x.f.kind !== "select" && x.input.validity.badInput) return this.fail(name, `${x.f.label}: this is not a number`);
     if (live) this.app.send("set", { field: name, value: v }); else { if (this.same(v, value)) delete this.pending[name]; else this.pending[name] = v; this.mark(); }
   }
   mark() { for (const [n, x] of this.fields) x.row.classList.toggle("cb-pending", n in this.pending); const k = Object.keys(this.pending).length; this.apply.disabled = !k; setText(this.apply, k ? `Apply and restart (${k})` : "Apply and restart"); }
