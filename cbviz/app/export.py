@@ -81,7 +81,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
         "configs": wire.configs,
         "said": {"frames": list(said.frames), "ids": list(said.ids)},
         "accounts": _accounts(trace),
-        "inside": {r.step: m for r in trace if (m := inside_message(trace, r.step, watched))["profile"] or m["device"]},
+        "inside": {r.step: m for r in trace if (m := inside_message(trace, r.step, watched))["profile"] or m["device"] or m["moved"]},
         "watched": watched,
         "experts": _experts(trace),
         "copies": {r.step: pairs for r in trace if (pairs := copies(r))},

@@ -16,7 +16,7 @@ from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace, explain, metrics, reservation
 from cbviz.trace.accounting import SLOT_PARTS, TOKEN_PARTS, executed_at
 from cbviz.trace.experts import layers_of
-from cbviz.trace.explain import explain_event
+from cbviz.trace.explain import copies_told, explain_event
 from cbviz.trace.metrics import work
 from cbviz.trace.reservation import PARTS, SCHEMES
 from cbviz.trace.state import CODE, NULL_BLOCK, RequestState, State
@@ -281,7 +281,10 @@ def inside_message(trace: Trace, step: int, watched: list[int] | None = None) ->
     """What was measured inside step `step` and on its device, and which steps were watched."""
     record = trace.record(step) if step else None
     p = record.profile if record is not None else None
-    return {"type": "inside", "step": step, "watched": profiled_steps(trace) if watched is None else watched, "device": device_sentences(record) if record is not None else [],
+    moved = None if record is None or not record.spans or not trace.has("time") else {
+        "clock": record.clock, "spans": [[s.what, s.start_s, s.end_s, s.num_blocks, s.bytes] for s in record.spans], "said": copies_told(record)}
+    return {"type": "inside", "step": step, "moved": moved,
+            "watched": profiled_steps(trace) if watched is None else watched, "device": device_sentences(record) if record is not None else [],
             "profile": None if p is None else {"source": p.source, "names": p.names, "name": p.name, "start": p.start_s, "duration": p.duration_s, "lane": p.lane,
                                                "lanes": p.lanes, "total": p.total_s}}
 

@@ -506,6 +506,22 @@ class _Step:
                 self.say("step", told)
 
 
+COPIES = {"swap-out": "to the host", "swap-in": "from the host", "copy": "on the device"}
+
+
+def copies_told(record: StepRecord) -> str:
+    """The step's copies, one kind after the other, and how much of each lay beside the pass. Empty where nothing was copied."""
+    told, passes = [], [s for s in record.spans if s.what == "pass"]
+    for what, where in COPIES.items():
+        mine = [s for s in record.spans if s.what == what]
+        if mine:
+            total = sum(s.end_s - s.start_s for s in mine)
+            beside = sum(max(0.0, min(s.end_s, p.end_s) - max(s.start_s, p.start_s)) for s in mine for p in passes)
+            told.append(f"{count(sum(s.num_blocks for s in mine), 'block')} {where} in {seconds(total)}"
+                        + (f", {100 * beside / total:.0f} % of it beside the pass" if total else ""))
+    return f"Copied ({record.clock}): " + "; ".join(told) if told else ""
+
+
 def explain_record(trace: Trace, record: StepRecord, state: State | None = None) -> list[Sentence]:
     """The sentences of one record. `state` is the state after it (default: the trace's own); events of a step still to come are not read."""
     return _Step(trace, record, trace.state(record.step) if state is None else state).tell()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cbviz.app.wire import Wire
+from cbviz.app.wire import Wire, inside_message
 from cbviz.session import Session
 from cbviz.trace import Cursor
 from tests.app.page import Page, assert_equal, assert_history
@@ -91,3 +91,14 @@ def test_a_block_of_128_with_300_sharers() -> None:
         state._take(r, [3, 4])
     owner, word = block_words(state, 3)
     assert (owner, word >> 16, (word >> 4) & 4095) == (1, 300, 128)
+
+
+def test_copies_of_a_step_are_told_though_nobody_watched_it() -> None:
+    s = Session("article", runner="sim", preemption_mode="swap", num_blocks=24, enable_prefix_caching=False)
+    s.run()
+    told = {r.step: inside_message(s.trace, r.step) for r in s.trace}
+    assert {n for n, m in told.items() if m["moved"]} == {r.step for r in s.trace if r.spans} != set()
+    out = next(m["moved"] for m in told.values() if m["moved"] and any(x[0] == "swap-out" for x in m["moved"]["spans"]))
+    assert out["clock"] == "modelled" and "to the host" in out["said"] and "of it beside the pass" in out["said"]
+    assert [x[0] for x in out["spans"]].count("pass") == 1 and all(b >= a for _, a, b, *_ in out["spans"])
+    assert all(m["profile"] is None for m in told.values())

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from cbviz import views
-from cbviz.messages import StepProfile
+from cbviz.messages import Span, StepProfile
 from cbviz.trace import Cursor, Trace
 from cbviz.trace.accounting import SLOT_PARTS
+from cbviz.trace.explain import copies_told
 from cbviz.trace.schema import TraceHeader
 from cbviz.trace.state import CODE, STATES
 from cbviz.trace.utilisation import PHASES, phases
@@ -222,6 +223,23 @@ def test_inside_rows_and_lanes() -> None:
     assert figure["layout"]["yaxis"]["ticktext"] == ["host", "stream 7"]
     assert figure["layout"]["title"]["text"] == "Inside step 3 (measured): a clock"
     assert "watched: step 3" in views.inside(trace, 4)["layout"]["annotations"][0]["text"]
+
+
+def test_copies_lie_below_the_pass_whether_or_not_the_step_was_watched() -> None:
+    trace = golden()
+    assert views.moved_rows(trace, 3) is None
+    trace.records[2].spans = [Span("swap-in", 0.0, 0.001, 2), Span("swap-out", 0.001, 0.004, 3), Span("pass", 0.001, 0.011)]
+    figure = views.inside(trace, 3)
+    bars = figure["data"][0]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["the pass", "swap-out: device to host", "swap-in: host to device"]
+    assert bars["y"] == [2, 1, 0] and bars["base"] == pytest.approx([0, 1, 1]) and bars["x"] == pytest.approx([1, 3, 10])
+    assert bars["customdata"] == ["swap-in: host to device, 2 blocks", "swap-out: device to host, 3 blocks", "the pass"]
+    assert figure["layout"]["title"]["text"] == "Inside step 3: blocks copied beside the pass (modelled)"
+    assert copies_told(trace.records[2]) == ("Copied (modelled): 3 blocks to the host in 3 ms, 100 % of it beside the pass; "
+                                             "2 blocks from the host in 1 ms, 0 % of it beside the pass")
+    trace.records[2].profile = PROFILE  # its lanes follow below
+    bars = views.inside(trace, 3)["data"][0]
+    assert bars["y"] == [2, 1, 0, 3, 3, 4] and bars["customdata"][3:] == ["product", "&lt;b&gt;attention&lt;/b&gt;", "product"]
 
 
 def test_queue_and_slot_and_latency_and_token_rows() -> None:
