@@ -222,7 +222,7 @@ def test_every_cell_is_painted_where_the_axes_say(voila: str, open_tab: Open) ->
     wrong = tab.page.evaluate("""() => {
       const { app } = cbviz, f = app.tv.f, fl = f.gd._fullLayout, dpr = devicePixelRatio, g = f.geom(), out = [0, 0];
       const img = f.uctx.getImageData(0, 0, f.under.width, f.under.height), px = new Uint32Array(img.data.buffer);
-      const RANK = [0, 3, 8, 6, 12, 11, 1, 4, 5, 9, 10, 2, 7];
+      const RANK = [0, 3, 10, 6, 14, 13, 1, 4, 5, 11, 12, 2, 9, 7, 8];
       for (let r = 0; r < app.R.ids.length; r++) for (let t = 1; t <= app.R.steps; t++) {
         const x = Math.floor(fl.xaxis.d2p(t) * dpr), y = Math.floor(fl.yaxis.d2p(r) * dpr); if (x < 0 || y < 0 || x >= g.W || y >= g.H) continue;
         out[0]++; const k = RANK[app.R.tl.at(r, t).state], p = px[y * g.W + x]; if (p !== app.th.lut.a[k] && p !== app.th.lut.b[k]) out[1]++;
