@@ -31,7 +31,7 @@ Predicate = Callable[[StepRecord, State], Any]
 
 EVENTS: dict[str, type[ev.Event]] = {
     "preempted": ev.Preempted, "swapped out": ev.SwappedOut, "swapped in": ev.SwappedIn, "forked": ev.Forked, "copied": ev.Copied,
-    "proposed": ev.Proposed,
+    "proposed": ev.Proposed, "beams chosen": ev.BeamStep, "beams ended": ev.BeamsEnded,
     "evicted": ev.Evicted, "prefix miss": ev.PrefixMiss, "finished": ev.Finished, "starved": ev.Starving, "admitted": ev.Admitted,
     "refused": ev.Refused, "waits": ev.NotAdmitted, "prefix hit": ev.PrefixHit, "arrived": ev.Arrived, "skipped": ev.Skipped, "configured": ev.Configured,
     "reordered": ev.Reordered, "allocated": ev.Allocated, "shared": ev.Shared, "cached": ev.BlockCached, "freed": ev.Freed,

@@ -182,7 +182,7 @@ class Scheduled(Event):
 
 class Skipped(Event):
     """A running request got no token in this step. `reason`: `budget` (used up), `blocks` (a preemption in this step ended the round),
-    `prefill-step` (a step of prefills under a prefill-first discipline), `max_model_len`."""
+    `prefill-step` (a step of prefills under a prefill-first discipline), `max_model_len`, `beams` (it waits for the other beams of its request)."""
 
     request_id: str
     reason: str
@@ -270,6 +270,37 @@ class Sampled(Event):
     num_rejected: int = 0
 
 
+class Scored(Event):
+    """A beam has its candidates: its best next tokens, best first, and their log-probabilities. It idles until its siblings have theirs."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+class BeamStep(Event):
+    """Beam search chose: beam i (`beam_ids[i]`) goes on from beam `parents[i]` with `token_ids[i]`; `scores` are the log-probabilities of all its output so far.
+
+    A beam that is nobody's parent was dropped: it gave back its blocks and shares its parent's. `num_done`: finished hypotheses kept.
+    """
+
+    request_id: str
+    beam_ids: list[str]
+    parents: list[int]
+    token_ids: list[int]
+    scores: list[float]
+    num_done: int = 0
+
+
+class BeamsEnded(Event):
+    """Beam search is over: `outputs` are its hypotheses, best first, `scores` their log-probabilities / length ** length_penalty. Hypothesis i is the output of beam i."""
+
+    request_id: str
+    beam_ids: list[str]
+    outputs: list[list[int]]
+    scores: list[float]
+
+
 class Proposed(Event):
     """`token_ids` are drafts of what the request will say next, from proposer `by`; the next step that schedules the request checks them."""
 
@@ -310,5 +341,5 @@ class Freed(Event):
 AnyEvent = (
     Arrived | Resized | Starving | Refused | Configured | Reordered | NotAdmitted | PrefixHit | PrefixMiss | Admitted | Evicted | Allocated | Shared | Scheduled | Preempted
     | SwappedOut | SwappedIn | HostFreed | Forked | Copied
-    | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Proposed | Finished | SeatHeld | SeatsFreed | Freed
+    | Skipped | Unscheduled | OutOfWindow | Executed | BlockCached | Sampled | Scored | BeamStep | BeamsEnded | Proposed | Finished | SeatHeld | SeatsFreed | Freed
 )

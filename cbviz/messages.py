@@ -36,6 +36,9 @@ def _seconds(who: str, field: str, value: Any) -> None:
         raise RequestError(f"{who}{field} is {value}, it must be a finite number of seconds, 0 or more")
 
 
+MAX_BEAM_WIDTH = 16
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a token is chosen from the logits. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch these off."""
 
@@ -49,12 +52,20 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 1
     """Sequences from one prompt, which is computed once. Sequence 0 keeps the request's id, sequence i is `ID.i` and draws as a request of that id would: what it says
     is what a request `ID.i` with the same prompt says. All need a seat at once; their outputs are reserved, where a discipline does so, for sequence 0 alone."""
+    beam_width: int = 0
+    """Beam search with so many beams (2 to 16), `ID` and `ID.i`; 0 or 1: off. At the end they hold the best hypotheses, best first."""
+    length_penalty: float = 1.0
+    """A finished hypothesis is ranked by its log-probability / length ** length_penalty: above 0 favours long ones."""
+    early_stopping: bool = False
+    """End as soon as `beam_width` hypotheses are finished. False: when, in addition, none that goes on is better at its present length."""
 
     def __post_init__(self) -> None:
         for field in ("temperature", "top_p"):
             _number("", field, getattr(self, field))
         _whole("", "top_k", self.top_k)
         _whole("", "n", self.n, 1)
+        _whole("", "beam_width", self.beam_width, 0)
+        _number("", "length_penalty", self.length_penalty)
         if self.seed is not None:
             _whole("", "seed", self.seed)
         if not isinstance(self.stop_token_ids, tuple) or any(isinstance(t, bool) or not isinstance(t, int) for t in self.stop_token_ids):
@@ -63,6 +74,16 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
             raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r:.80}")
         if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
             raise RequestError(f"temperature is {self.temperature}, it must lie in 0..100")
+        if not isinstance(self.early_stopping, bool):
+            raise RequestError(f"early_stopping must be true or false, got {self.early_stopping!r:.80}: transformers' other rule, 'never', is not there")
+        if not math.isfinite(self.length_penalty):
+            raise RequestError(f"length_penalty is {self.length_penalty}, it must be finite")
+        if self.beam_width > MAX_BEAM_WIDTH:
+            raise RequestError(f"beam_width is {self.beam_width}, the most is {MAX_BEAM_WIDTH}")
+        if self.beam_width > 1:
+            for field, off in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1)):
+                if (value := getattr(self, field)) != off:
+                    raise RequestError(f"{field} is {value} and beam_width {self.beam_width}: beam search draws nothing, set {field} to {off} or beam_width to 0")
         if self.top_k < 0:
             raise RequestError(f"top_k is {self.top_k}, the least is 0 (off)")
         if not (math.isfinite(self.top_p) and 0 < self.top_p <= 1):
@@ -124,7 +145,7 @@ def child_spec(spec: RequestSpec, i: int) -> RequestSpec:
 
 def sequence_ids(spec: RequestSpec) -> list[str]:
     """Ids of all sequences of the request, its own first."""
-    return [spec.request_id, *(f"{spec.request_id}.{i}" for i in range(1, spec.sampling.n))]
+    return [spec.request_id, *(f"{spec.request_id}.{i}" for i in range(1, max(spec.sampling.n, spec.sampling.beam_width)))]
 
 
 class Chunk:
@@ -135,7 +156,7 @@ class Chunk:
     `draft_token_ids`, which do not stand in `tokens`. If `sample`, the logits of the last position (and of each draft) yield tokens.
     """
 
-    __slots__ = ("block_table", "draft_token_ids", "fork_ids", "num_draft", "num_tokens", "request_id", "sample", "sampling", "start", "tokens")
+    __slots__ = ("block_table", "draft_token_ids", "fork_ids", "num_candidates", "num_draft", "num_tokens", "request_id", "sample", "sampling", "start", "tokens")
 
     def __init__(self, request_id: str, start: int, num_tokens: int, tokens: list[int], block_table: list[int], sample: bool, sampling: Sampling,
                  num_draft: int = 0, draft_token_ids: list[int] | None = None) -> None:
@@ -150,6 +171,8 @@ class Chunk:
         self.draft_token_ids = draft_token_ids
         self.fork_ids: list[str] = []
         """Sequences that are forked from this one in this step: each gets a token of its own from the logits of the last position."""
+        self.num_candidates = 0
+        """A beam: so many of the best next tokens are asked for, with their log-probabilities, and no token is chosen."""
 
     def __repr__(self) -> str:
         return f"Chunk({self.request_id}, {self.start}+{self.num_tokens}, sample={self.sample})"
@@ -200,13 +223,16 @@ class SchedulerOutput:
 class RunnerOutput:
     """What a runner gives back: for each sampling chunk its new tokens (1 + accepted drafts)."""
 
-    __slots__ = ("counted", "device", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "profile", "routed", "spans", "token_ids")
+    __slots__ = ("candidates", "counted", "device", "draft_ids", "expert_load", "gaps", "logprobs", "measured_s", "profile", "routed", "spans", "token_ids")
 
     def __init__(self, token_ids: dict[str, list[int]], *, draft_ids: dict[str, list[int]] | None = None, measured_s: float | None = None,
                  logprobs: dict[str, list[float]] | None = None, gaps: dict[str, list[float]] | None = None, expert_load: list[list[int]] | None = None,
                  counted: dict[str, float] | None = None, device: dict[str, float] | None = None, profile: StepProfile | None = None,
-                 routed: dict[str, list[list[int]]] | None = None, spans: list[Span] | None = None) -> None:
+                 routed: dict[str, list[list[int]]] | None = None, spans: list[Span] | None = None,
+                 candidates: dict[str, list[tuple[int, float]]] | None = None) -> None:
         self.token_ids = token_ids
+        self.candidates = candidates or {}
+        """Of each beam that sampled: its `num_candidates` best next tokens, best first, with their natural log-probabilities."""
         self.spans = spans or []
         """Copies of blocks and the pass beside them, measured."""
         self.draft_ids = draft_ids

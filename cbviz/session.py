@@ -200,8 +200,12 @@ class Session:
         return self.state().request(request_id)
 
     def outputs(self, request_id: str) -> list[list[int]]:
-        """The output token ids of all the request's sequences (`Sampling.n`) at the cursor, its own first. Raises KeyError."""
+        """The output token ids of all the request's sequences (`Sampling.n`) at the cursor, its own first; of beams (`Sampling.beam_width`) the best first. Raises KeyError."""
         return self.state().outputs(request_id)
+
+    def scores(self, request_id: str) -> list[float]:
+        """Of a beam search (`Sampling.beam_width`), beside `outputs`, best first: log-probabilities, at the end with the length penalty. Empty for others."""
+        return self.state().scores(request_id)
 
     def text(self, request_id: str) -> str:
         """The request's output in words; '' where tokens stand for no text."""
@@ -304,6 +308,13 @@ class Session:
                 if stream is None:
                     stream = self._streams[e.request_id] = tokenizer.detokenizer(skip_special_tokens=True)
                 texts[e.request_id] = [stream.push(t) for t in e.token_ids]
+            elif isinstance(e, ev.BeamStep):
+                before = self.trace.state().requests  # the record is not in the trace yet
+                for i, parent, t in zip(e.beam_ids, e.parents, e.token_ids, strict=True):
+                    known = before.get(e.beam_ids[parent])
+                    texts[i] = _pieces(tokenizer, [*(known.output_token_ids if known is not None else ()), t])[-1:]
+            elif isinstance(e, ev.BeamsEnded):
+                texts.update((i, _pieces(tokenizer, ids, True)) for i, ids in zip(e.beam_ids, e.outputs, strict=True))
             elif isinstance(e, ev.Finished):
                 stream = self._streams.pop(e.request_id, None)
                 if stream is not None and (rest := stream.flush()) and texts.get(e.request_id):
@@ -890,3 +901,12 @@ def tape_runner(trace: Trace) -> TapeRunner:
 def _taped(spec: RequestSpec, n: int, at_limit: bool) -> RequestSpec:
     """The request with its recorded output's length `n`; one that ended at a limit will meet that limit again."""
     return msgspec.structs.replace(spec, max_tokens=max(n, spec.max_tokens), output_len=None if at_limit else n)
+
+
+def _pieces(tokenizer: Any, token_ids: Sequence[int], ended: bool = False) -> list[str]:
+    """What each token adds to the text of a beam, whose earlier tokens may be new to it."""
+    stream = tokenizer.detokenizer(skip_special_tokens=True)
+    out = [stream.push(t) for t in token_ids]
+    if ended and (rest := stream.flush()):
+        out[-1] += rest
+    return out

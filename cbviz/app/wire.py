@@ -110,6 +110,10 @@ class Wire:
                     texts = record.texts.get(e.request_id) if record.texts else None
                     pieces.extend(texts if texts is not None and len(texts) == len(e.token_ids) else [f" {t}" for t in e.token_ids])
                     at.extend([record.step] * len(e.token_ids))
+                elif isinstance(e, ev.BeamsEnded):  # while beams run their words change by lineage: only the outcome is told
+                    chosen = [x.step for x in trace.records[: record.step] if any(isinstance(y, (ev.BeamStep, ev.BeamsEnded)) and y.request_id == e.request_id for y in x.events)]
+                    for rid, ids in zip(e.beam_ids, e.outputs, strict=True):
+                        out[self._index[rid]] = (list(record.texts[rid]) if record.texts and rid in record.texts else [f" {t}" for t in ids]), chosen[: len(ids)]
                 elif isinstance(e, ev.Forked):
                     first = next(q for q in (*requests, *self._asked.values()) if q["id"] == e.request_id)
                     for child in e.child_ids:
@@ -203,6 +207,7 @@ class Wire:
                 marks = view.touched.copy()
                 tables.update(e.request_id for e in record.events if isinstance(e, _TABLE_EVENTS))
                 tables.update(i for e in record.events if isinstance(e, ev.Forked) for i in e.child_ids)
+                tables.update(i for e in record.events if isinstance(e, ev.BeamStep) for i in e.beam_ids)
             return view, blocks, marks, tables
         if cursor.step == 0:
             view = State(trace.header.num_blocks, trace.header.block_size, trace.header.config)

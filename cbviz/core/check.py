@@ -5,6 +5,7 @@ from __future__ import annotations
 from cbviz.core.block_pool import NULL_BLOCK
 from cbviz.core.request import Status
 from cbviz.core.scheduler import Scheduler
+from cbviz.messages import sequence_ids
 
 
 def check(s: Scheduler) -> None:
@@ -39,6 +40,14 @@ def check(s: Scheduler) -> None:
             if b != NULL_BLOCK:
                 known = pool.block_hash[b] == r.block_hashes[i] if i < len(r.block_hashes) else pool.block_hash[b] is not None
                 assert known, f"{r.request_id}: block {b} has another hash than its tokens"
+    for r in s.requests.values():
+        if r.is_beam and not r.spec.parent and not r.num_forks:
+            beams = [s.requests[i] for i in sequence_ids(r.spec)]
+            assert len({b.num_tokens for b in beams}) == 1, f"beams of {r.request_id} of different lengths: {[b.num_tokens for b in beams]}"
+            assert len({tuple(b.token_ids) for b in beams}) == len(beams), f"two beams of {r.request_id} say the same"
+            assert any(b.candidates is None for b in beams), f"all beams of {r.request_id} have candidates, and nothing was chosen"
+        if r.candidates is not None:
+            assert r.status is Status.RUNNING and r.num_computed_tokens == r.num_tokens, f"{r.request_id} has candidates, is {r.status} and has computed {r.num_computed_tokens}"
     on_host = [b for r in s.requests.values() for b in r.host_block_ids]
     assert sorted(on_host + s.host.free) == list(range(s.host.num_blocks)), f"host blocks {sorted(on_host)} are held and {sorted(s.host.free)} free, of {s.host.num_blocks}"
     refs[NULL_BLOCK] = 1

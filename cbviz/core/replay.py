@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cbviz import events as ev
+from cbviz.core import beam
 from cbviz.core.groups import fork
 from cbviz.core.request import Request, Status
 from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, Scheduler, overtakes
@@ -148,6 +149,7 @@ class _Teller:
         s.kv.free(r)
         r.num_computed_tokens = 0
         r.shares_tail = False
+        r.candidates = None
         r.num_preemptions += 1
         r.draft_token_ids = []
         r.status, r.queued_step, r.last_wait = Status.PREEMPTED, self.step, None
@@ -198,6 +200,22 @@ class _Teller:
         if self.routed:
             self.s.note_routed(r, self.routed[e.request_id])
         r.num_computed_tokens -= e.num_rejected
+
+    def scored(self, e: ev.Scored) -> None:
+        r = self.request(e.request_id)
+        r.candidates = list(zip(e.token_ids, e.logprobs, strict=True))
+        if self.routed:
+            self.s.note_routed(r, self.routed[e.request_id])
+
+    def beams(self, e: ev.BeamStep | ev.BeamsEnded) -> None:
+        root = self.request(e.request_id)
+        decided = beam.decide(self.s, root)
+        if decided is None or decided[0] != e:
+            raise self.wrong(f"the beams of {e.request_id} go on otherwise")
+        if isinstance(e, ev.BeamStep):
+            beam.go_on(self.s, root, e, decided[1])
+        else:
+            beam.end(self.s, e)
 
     def proposed(self, e: ev.Proposed) -> None:
         self.request(e.request_id).draft_token_ids = list(e.token_ids)
@@ -250,6 +268,7 @@ _APPLY: dict[type, Any] = {
     ev.SwappedOut: _Teller.swapped_out, ev.SwappedIn: _Teller.swapped_in, ev.HostFreed: _Teller.host_freed,
     ev.Forked: _Teller.forked, ev.Copied: _Teller.copied,
     ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Proposed: _Teller.proposed,
+    ev.Scored: _Teller.scored, ev.BeamStep: _Teller.beams, ev.BeamsEnded: _Teller.beams,
     ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
     ev.SeatHeld: _Teller.seat_held, ev.SeatsFreed: _Teller.seats_freed,
 }

@@ -27,7 +27,8 @@ class Request:
                                                 ^ num_computed_tokens
     """
 
-    __slots__ = ("arrival_s", "block_hashes", "block_ids", "draft_token_ids", "finish_reason", "host_block_ids", "is_prefill_chunk", "last_wait", "max_computed", "max_tokens",
+    __slots__ = ("arrival_s", "beam_score", "block_hashes", "block_ids", "candidates", "draft_token_ids", "finish_reason", "host_block_ids",
+                 "hypotheses", "is_prefill_chunk", "last_wait", "max_computed", "max_tokens",
                  "num_cached_blocks", "num_cached_tokens", "num_computed_tokens", "num_forks", "num_null_blocks", "num_overtaken", "num_preemptions", "num_prompt_tokens",
                  "output_end", "priority", "queued_step", "rank", "request_id", "sampling", "seat_held", "seq", "shares_tail", "spec", "status", "stop_ids", "surroundings",
                  "token_ids", "view")
@@ -58,10 +59,16 @@ class Request:
         self.block_ids: list[int] = []
         self.host_block_ids: list[int] = []
         """Host blocks that hold its computed tokens while it is swapped out, from place `num_null_blocks` on. Never changed in place."""
-        self.num_forks = spec.sampling.n - 1
+        self.num_forks = 0 if spec.parent else max(spec.sampling.n, spec.sampling.beam_width, 1) - 1
         """Sequences still to be forked from it when its prompt is computed."""
         self.shares_tail = False
         """Others may hold its last block too: before it writes there it must look."""
+        self.candidates: list[tuple[int, float]] | None = None
+        """A beam's best next tokens with their log-probabilities, while it waits for its siblings'. Never changed in place."""
+        self.beam_score = 0.0
+        """A beam: log-probability of its output so far."""
+        self.hypotheses: list[tuple[float, list[int]]] = []
+        """Beam search, kept by sequence 0: finished hypotheses with their scores, best first. Never changed in place."""
         self.num_null_blocks = 0
         """Places of the table up to here have been emptied by a sliding window, those of its sinks aside."""
         self.block_hashes: list[bytes] = []
@@ -81,6 +88,10 @@ class Request:
         """Later arrivals that were admitted since this one (last) joined the queue."""
         self.surroundings: Surroundings | None = None
         self.view = RequestView(self)
+
+    @property
+    def is_beam(self) -> bool:
+        return self.sampling.beam_width > 1
 
     @property
     def num_tokens(self) -> int:

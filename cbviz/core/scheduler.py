@@ -21,6 +21,7 @@ from typing import Any
 
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
+from cbviz.core import beam
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool
 from cbviz.core.groups import fork, seats_to_come, spec_of
 from cbviz.core.kv_manager import KVManager
@@ -32,7 +33,7 @@ from cbviz.events import AnyEvent
 from cbviz.messages import Chunk, ChunkRecord, Drafting, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount, sequence_ids
 
 _SAVED = ("status", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "max_computed", "num_null_blocks", "num_cached_blocks", "last_wait", "queued_step",
-          "seat_held", "finish_reason", "rank", "num_overtaken", "is_prefill_chunk", "host_block_ids", "num_forks", "shares_tail")
+          "seat_held", "finish_reason", "rank", "num_overtaken", "is_prefill_chunk", "host_block_ids", "num_forks", "shares_tail", "candidates")
 NO_DRAFT = -1
 """Stands in a plan for a draft that is none: computed, and never right."""
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -126,6 +127,9 @@ class Scheduler:
 
     def resize(self, num_blocks: int) -> None:
         """Another pool size, between steps. Raises ConfigError, with the figures, if what is under way does not fit."""
+        if beams := [beam.blocks_at_most(r.spec, self.config.replace(num_blocks=num_blocks)) for r in self.requests.values() if r.is_beam]:
+            if num_blocks - 1 < max(beams):
+                raise ConfigError(f"num_blocks is {num_blocks}, but the beams of a request may need {max(beams)} after step {self.step}: the least is {max(beams) + 1}")
         largest = max(self.requests.values(), key=lambda r: r.num_prompt_tokens + r.max_tokens, default=None)
         need = self.kv.blocks_for(largest.num_prompt_tokens + largest.max_tokens + self.config.num_draft_slots) if largest is not None else 0
         used = self.pool.num_blocks - 1 - self.pool.num_free
@@ -181,6 +185,9 @@ class Scheduler:
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         """Ends an unfinished request in any state, and the sequences forked from it; blocks come back at once. False if there is nothing to end."""
+        r = self.requests.get(request_id)
+        if r is not None and r.is_beam:  # one beam is nothing without the others
+            request_id = r.spec.parent or request_id
         done = self._abort(request_id, reason)
         if self.has_groups:
             for child in [x.request_id for x in self.requests.values() if x.spec.parent == request_id]:
@@ -251,12 +258,16 @@ class Scheduler:
         return r.rank, r.seq
 
     def _enqueue(self, r: Request, now_s: float) -> int:
-        r.rank = rank_of(self.policy, r, now_s)
+        r.rank = rank_of(self.policy, self._ranked_as(r), now_s)
         try:
             insort(self.waiting, r, key=self._queue_key)
         except TypeError as e:
             raise PolicyError(f"policy {self.policy.name}: the rank {r.rank!r} of request {r.request_id} doesn't compare with the others' ({e})") from None
         return self.waiting.index(r)
+
+    def _ranked_as(self, r: Request) -> Request:
+        """Beams of one request stand side by side in the queue, as their sequence 0 ranks: so the search whose beam is its head is never behind one that it waits for."""
+        return beam.root_of(self, r) if r.is_beam else r
 
     def _rank_waiting(self, now_s: float) -> None:
         """Ranks the queue again where the ranks may have changed, and says so if the order did."""
@@ -265,7 +276,7 @@ class Scheduler:
         if (p.static and self._ranked_by is p) or not self.waiting:
             self._ranked_by = p
             return
-        for r, rank in zip(self.waiting, ranks_of(p, self.waiting, now_s), strict=True):
+        for r, rank in zip(self.waiting, ranks_of(p, [self._ranked_as(r) for r in self.waiting] if self.has_groups else self.waiting, now_s), strict=True):
             if rank != r.rank:
                 self.undo.append((_set_rank, (r, r.rank)))
                 r.rank = rank
@@ -316,9 +327,23 @@ class Scheduler:
                 order = sorted(order, key=_is_prefill)
             self._run(plan, order)
             self._admit(plan)
+        if self.has_groups and not plan.chunks and not self._num_preempted:
+            self._unstall(plan)
         plan.copies = tuple(self.kv.copies)
         self._advance(plan)
         return plan
+
+    def _unstall(self, plan: SchedulerOutput) -> None:
+        """Beams that wait for a sibling hold blocks and seats. Where nobody else runs and the head of the queue lacks just these, those of another request give way."""
+        while not plan.chunks and self.waiting:
+            head = self.waiting[0]
+            reason, need, have = head.last_wait or ("", 0, 0)
+            idle = [r for r in self.running if r.candidates is not None and beam.root_of(self, r) is not beam.root_of(self, head)]
+            if not idle or reason not in ("seats", "blocks", "watermark"):
+                return
+            self._preempt(idle[-1], head, (need, have), plan, "idle-beam")
+            self._num_preempted = 0
+            self._admit(plan)
 
     def _expire(self, now_s: float) -> None:
         """Ends requests whose time is up, in order of arrival; their blocks come back before anything is decided."""
@@ -361,6 +386,10 @@ class Scheduler:
             if r.seat_held:
                 if self.rules.pad:
                     self._pad_row(r, plan)
+                i += 1
+                continue
+            if r.candidates is not None:
+                self.journal.append(ev.Skipped(r.request_id, "beams"))
                 i += 1
                 continue
             start = r.num_computed_tokens
@@ -407,7 +436,9 @@ class Scheduler:
             r.draft_token_ids = []  # those cut off are forgotten too
         plan.chunks.append(Chunk(r.request_id, start, n, r.token_ids, r.block_ids, sample, r.sampling, num_draft,
                                  None if not num_draft else [NO_DRAFT] * num_draft if padding else drafts[:num_draft]))
-        if r.num_forks and sample:
+        if r.is_beam and sample:
+            plan.chunks[-1].num_candidates = beam.num_candidates(r.sampling, r.stop_ids)
+        elif r.num_forks and sample:
             plan.chunks[-1].fork_ids = sequence_ids(r.spec)[1:]
         self._shares.append(r)
         self._budget -= n
@@ -468,8 +499,8 @@ class Scheduler:
     def _victim(self) -> Request:
         return self._candidates()[0][1]
 
-    def _preempt(self, victim: Request, for_r: Request, short: tuple[int, int], plan: SchedulerOutput) -> None:
-        ranking = [(r.request_id, _rank_text(rank)) for rank, r in self._candidates()]
+    def _preempt(self, victim: Request, for_r: Request, short: tuple[int, int], plan: SchedulerOutput, rule: str = "") -> None:
+        ranking = [] if rule else [(r.request_id, _rank_text(rank)) for rank, r in self._candidates()]
         self._save(victim)
         self._save_queues()
         self.running.remove(victim)
@@ -491,6 +522,7 @@ class Scheduler:
         ids = self.kv.free(victim)
         victim.num_computed_tokens = 0
         victim.shares_tail = False
+        victim.candidates = None  # they come again with the blocks
         if swapped is not None:
             victim.num_computed_tokens, victim.num_null_blocks, victim.host_block_ids, lost = lost, swapped.first_index, swapped.host_block_ids, 0
         victim.num_preemptions += 1
@@ -499,7 +531,7 @@ class Scheduler:
         victim.queued_step = self.step
         victim.last_wait = None
         position = self._enqueue(victim, self._now)
-        self.journal.append(ev.Preempted(victim.request_id, for_r.request_id, self.victim_rule, lost, ids, ranking, position, short[0], short[1],
+        self.journal.append(ev.Preempted(victim.request_id, for_r.request_id, rule or self.victim_rule, lost, ids, ranking, position, short[0], short[1],
                                          too_many, len(self.host.free) if too_many else 0))
         if swapped is not None:
             self.journal.append(swapped)
@@ -727,7 +759,10 @@ class Scheduler:
         """Takes the step's tokens: appends them, ends what is finished, frees its blocks. Raises RunnerOutputError before any change."""
         got = out.token_ids
         for c in plan.chunks:
-            if c.sample:
+            if c.num_candidates:
+                if len(out.candidates.get(c.request_id) or ()) != c.num_candidates:
+                    raise RunnerOutputError(f"step {plan.step}: the runner must return {c.num_candidates} candidates for beam {c.request_id}")
+            elif c.sample:
                 n = len(got.get(c.request_id) or ())
                 if not n:
                     raise RunnerOutputError(f"step {plan.step}: the runner returned no token for {c.request_id}")
@@ -741,6 +776,9 @@ class Scheduler:
         num_rejected = 0
         for r, c in zip(self._shares, plan.chunks, strict=True):
             if not c.sample:
+                continue
+            if c.num_candidates:
+                self._score(r, c, out)
                 continue
             new = got[c.request_id]
             children = fork(self, r, c.start + c.num_tokens) if c.fork_ids else []
@@ -766,6 +804,9 @@ class Scheduler:
                 if reason:
                     ended = True
                     self._finish(child, reason, stop)
+        if self.has_groups:
+            for root in {beam.root_of(self, self.requests[c.request_id]): None for c in plan.chunks if c.num_candidates}:
+                ended = self._choose(root) or ended
         if num_rejected:
             t = self.tokens
             self.tokens = TokenAccount(t.total, t.useful - num_rejected, t.recomputed, t.padded, num_rejected)
@@ -778,6 +819,29 @@ class Scheduler:
             self.new_token_ratio = INIT_NEW_TOKEN_RATIO
         self._shares = []
         self.undo.clear()
+
+    def _score(self, r: Request, c: Chunk, out: RunnerOutput) -> None:
+        """A beam has its candidates; the first to have some comes with the rest of the beams."""
+        if r.num_forks:
+            fork(self, r, c.start + c.num_tokens)
+        if out.routed:
+            self.note_routed(r, out.routed[c.request_id])
+        r.candidates = [(t, logprob) for t, logprob in out.candidates[c.request_id]]
+        self.journal.append(ev.Scored(r.request_id, [t for t, _ in r.candidates], [x for _, x in r.candidates]))
+
+    def _choose(self, root: Request) -> bool:
+        """The beams of a request go on, or end (True), if all have their candidates."""
+        if (decided := beam.decide(self, root)) is None:
+            return False
+        e, done = decided
+        self.journal.append(e)
+        if isinstance(e, ev.BeamStep):
+            beam.go_on(self, root, e, done)
+            return False
+        for b in beam.end(self, e):
+            last = b.token_ids[-1]
+            self._finish(b, "stop" if last in b.stop_ids else "length", last if last in b.stop_ids else -1)
+        return True
 
     def _kept(self, r: Request, new: list[int]) -> tuple[int, str, int]:
         """How many of the new tokens the request keeps, why it ends with the last of them ('': it goes on), and the stop id or -1."""
@@ -955,7 +1019,7 @@ class Scheduler:
                     "last_wait": list(r.last_wait) if r.last_wait else None, "seat_held": r.seat_held, "finish_reason": r.finish_reason, "num_overtaken": r.num_overtaken,
                     "num_forks": r.num_forks, "shares_tail": r.shares_tail, "parent": r.spec.parent or "",
                     "is_prefill_chunk": r.is_prefill_chunk,
-                }
+                } | ({"beam": [r.candidates, r.beam_score, r.hypotheses]} if r.is_beam else {})
                 for r in self.requests.values()
             },
             "pool": self.pool.snapshot(),
@@ -989,6 +1053,10 @@ class Scheduler:
             r.host_block_ids = list(d.get("host_block_ids", ()))
             r.num_forks, r.shares_tail = d.get("num_forks", 0), d.get("shares_tail", False)
             self.has_groups = self.has_groups or r.num_forks > 0 or r.spec.parent is not None
+            if "beam" in d:
+                candidates, r.beam_score, hypotheses = d["beam"]
+                r.candidates = None if candidates is None else [(t, x) for t, x in candidates]
+                r.hypotheses = [(x, list(tokens)) for x, tokens in hypotheses]
             r.draft_token_ids = list(d["draft_token_ids"])
             r.is_prefill_chunk = d.get("is_prefill_chunk", False)
             r.last_wait = (d["last_wait"][0], d["last_wait"][1], d["last_wait"][2]) if d["last_wait"] else None
@@ -999,7 +1067,7 @@ class Scheduler:
         self._ranked_by, self._ranked_now = None, False
         if self.policy.static:
             for r in self.waiting:
-                r.rank = rank_of(self.policy, r, 0.0)
+                r.rank = rank_of(self.policy, self._ranked_as(r), 0.0)
             self._ranked_by = self.policy
         self.journal.clear()
         self.undo.clear()

@@ -44,6 +44,9 @@ class TorchRunner:
     for a field that asks for what does not exist, ModelError for a model that cannot be had.
     """
 
+    gives_candidates = True
+    """Beam search can be run: it knows the probabilities of next tokens."""
+
     def __init__(self, model: str | ModelSource | LoadedModel = "smollm2", config: EngineConfig | None = None, *, progress: Progress | None = None,
                  backend: Backend | None = None, draft: LoadedModel | None = None) -> None:
         """`draft`: the drafting model, if it is loaded already. `backend`: runs passes as on a card that works beside the host (`model.graphs`). None: on
@@ -176,6 +179,7 @@ class TorchRunner:
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
         drawn: list[tuple[int, str, int, Chunk]] = []
+        candidates = _candidates(sampling, logits)
         """(row of the logits, who draws, place of its token, chunk): one for each token and one for each draft; several sequences may draw from one row."""
         num_rows = 0
         for c in sampling:
@@ -210,8 +214,9 @@ class TorchRunner:
             draft_ids=drafts,
             measured_s=measured_s,
             device=None if there is None or there.busy_s is None else {"busy_s": there.busy_s, "gap_s": max(0.0, measured_s - there.busy_s), **self._driver.sample()},
-            logprobs={i: [r.logprob for r in mine] for i, mine in kept.items()},
-            gaps={i: [r.gap for r in mine] for i, mine in kept.items()},
+            logprobs={i: [r.logprob for r in mine] for i, mine in kept.items() if i not in candidates},
+            gaps={i: [r.gap for r in mine] for i, mine in kept.items() if i not in candidates},
+            candidates=candidates,
             counted=counted,
             expert_load=load, routed=routed)
 
@@ -456,6 +461,18 @@ class TorchRunner:
             "weight_bytes": float(d.layer_bytes + d.expert_bytes * touched + d.embed_row_bytes * (num_tokens + num_padding) + (d.head_bytes if num_sampled else 0)),
             "kv_bytes": self.kv.bytes_per_token / c.num_layers * seen + float(self.kv.bytes_per_token) * num_tokens,
         }
+
+
+def _candidates(sampling: Sequence[Chunk], logits: torch.Tensor) -> dict[str, list[tuple[int, float]]]:
+    """Of each beam the best next tokens and their log-probabilities, best first. logits [rows of the sampling chunks, V]."""
+    out: dict[str, list[tuple[int, float]]] = {}
+    row = 0
+    for c in sampling:
+        if c.num_candidates:
+            best = torch.log_softmax(logits[row].float(), dim=-1).topk(c.num_candidates)
+            out[c.request_id] = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        row += 1 + c.num_draft
+    return out
 
 
 def size_of_block(kv: KVStore) -> int:

@@ -358,6 +358,7 @@ FOR = {
     "degraded": "because overload demotes the batch class",
     "policy": "because the policy said no",
     "prefill-step": "because prefills went first",
+    "beams": "because other beams had no candidates yet",
     "max_model_len": "because max_model_len was reached",
     NOT_RECORDED: "for a reason that was not recorded",
 }

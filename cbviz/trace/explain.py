@@ -58,6 +58,7 @@ RULES = {
     "lowest-priority": ("least urgent", "priority number, then arrival"),
     "least-work-lost": ("with the fewest computed tokens", "computed tokens"),
     "fewest-outputs": ("with the least output", "output tokens"),
+    "idle-beam": ("a beam that only waited for its siblings", ""),
 }
 """Victim rules in words, and what their candidates are ranked by; a rule that is not here is named as it is."""
 
@@ -65,6 +66,7 @@ SKIPS = {
     "budget": "the step's token budget is used up",
     "blocks": "the preemption ended the round",
     "prefill-step": "a step of prefills goes first",
+    "beams": "it waits for the other beams of its request",
     "max_model_len": "max_model_len is reached",
 }
 
@@ -338,6 +340,19 @@ class _Step:
                      f"computed once; {count((n - 1) * blocks, 'block')} saved", (e.request_id, *e.child_ids), e.block_ids)
         for e in self.of(ev.Copied):
             self.say("shared", f"{e.request_id} copied block {e.src} to {e.dst} before writing: others hold block {e.src} too (copy-on-write)", (e.request_id,), (e.src, e.dst))
+        for e in self.of(ev.BeamStep):
+            dropped = [i for n, i in enumerate(e.beam_ids) if n not in e.parents]
+            moved = [f"{i} goes on from {e.beam_ids[p]}" for n, (i, p) in enumerate(zip(e.beam_ids, e.parents, strict=True)) if n != p]
+            first = all(p == 0 for p in e.parents) and all(len(self.state.requests[i].output_token_ids) == 1 for i in e.beam_ids)
+            what = f"{listed(moved, 4)}; {listed(dropped, 4)} {are(len(dropped))} dropped" if moved else "each goes on"
+            if first:
+                what = f"each takes another of {e.request_id}'s best first tokens"
+            done = f"; {count(e.num_done, 'finished one')} kept" if e.num_done else ""
+            best = max(e.scores)
+            self.say("shared", f"Beams of {e.request_id}: {what}; best log-probability {best:.2f}, worst {min(e.scores):.2f}{done}", e.beam_ids)
+        for e in self.of(ev.BeamsEnded):
+            self.say("finished", f"Beam search of {e.request_id} ended with {len(e.outputs)} hypotheses, {e.request_id}'s the best; scores {e.scores[0]:.2f} (best) "
+                     f"to {e.scores[-1]:.2f}", e.beam_ids)
         for e in self.of(ev.PrefixHit):
             r = self.state.requests[e.request_id]
             outputs = self.outputs_before(e.request_id)
@@ -542,6 +557,8 @@ def explain_event(trace: Trace, record: StepRecord, index: int, state: State | N
         ids = listed(e.token_ids, 6)
         text = f"{e.request_id} got {'token' if len(e.token_ids) == 1 else 'tokens'} {ids}" if e.token_ids else f"{e.request_id} got no token"
         return Sentence("decode", text + (f"; {count(e.num_rejected, 'draft')} {are(e.num_rejected)} thrown away" if e.num_rejected else ""), (e.request_id,))
+    if isinstance(e, ev.Scored):
+        return Sentence("decode", f"Beam {e.request_id} has its {count(len(e.token_ids), 'candidate')}, best first: tokens {listed(e.token_ids, 6)}", (e.request_id,))
     if isinstance(e, ev.Proposed):
         return Sentence("proposed", f"{e.by or 'The proposer'} proposes {count(len(e.token_ids), 'draft')} for {e.request_id}: tokens {listed(e.token_ids, 6)}", (e.request_id,))
     if isinstance(e, ev.Scheduled):

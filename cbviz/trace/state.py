@@ -24,7 +24,7 @@ NULL_BLOCK = 0
 class RequestState:
     """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
 
-    __slots__ = ("arrival_s", "arrival_step", "block_ids", "checked_drafts", "child_ids", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
+    __slots__ = ("arrival_s", "arrival_step", "beam_score", "block_ids", "checked_drafts", "child_ids", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
                  "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step", "host_block_ids", "index", "last_step", "max_tokens",
                  "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_drafted", "output_steps", "output_texts", "output_token_ids",
                  "parent", "priority", "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason")
@@ -56,6 +56,8 @@ class RequestState:
         self.checked_drafts: tuple[int, list[int], int] = (-1, [], 0)
         """The last check: its step, the drafts, and how many of them were right and kept."""
         self.block_ids: list[int] = []
+        self.beam_score: float | None = None
+        """A beam: log-probability of its output, once it has ended its score. None: no beam."""
         self.parent = ""
         """The request whose prompt it was forked from (`n` > 1)."""
         self.child_ids: list[str] = []
@@ -131,9 +133,17 @@ class State:
         """Indices of requests changed since a reader last cleared this set."""
 
     def outputs(self, request_id: str) -> list[list[int]]:
-        """The output token ids of all the request's sequences (`n` > 1), its own first."""
+        """The output token ids of all the request's sequences (`n` > 1), its own first; of beams the best first."""
+        return [r.output_token_ids for r in self._sequences(request_id)]
+
+    def scores(self, request_id: str) -> list[float]:
+        """Of a beam search, beside `outputs`: log-probabilities so far, at the end those of the hypotheses / length ** length_penalty. Empty for others."""
+        return [r.beam_score for r in self._sequences(request_id) if r.beam_score is not None]
+
+    def _sequences(self, request_id: str) -> list[RequestState]:
         r = self.request(request_id)
-        return [self.requests[i].output_token_ids for i in (request_id, *r.child_ids)]
+        all_of_it = [self.requests[i] for i in (request_id, *r.child_ids)]
+        return all_of_it if r.beam_score is None else sorted(all_of_it, key=lambda x: -(x.beam_score or 0.0))
 
     # reading ------------------------------------------------------------------------------------------------------------
 
@@ -469,6 +479,35 @@ def _sampled(s: State, e: ev.Sampled, record: StepRecord) -> None:
     s.changed.add(r.index)
 
 
+def _beam_step(s: State, e: ev.BeamStep, record: StepRecord) -> None:
+    beams = [s.requests[i] for i in e.beam_ids]
+    before = [(b.output_token_ids, b.output_steps, b.output_texts) for b in beams]
+    for b, parent, token, score in zip(beams, e.parents, e.token_ids, e.scores, strict=True):
+        table = beams[parent].block_ids
+        if b.block_ids != table:
+            s._drop(b, b.block_ids)
+            b.block_ids = []
+            s._take(b, table)
+        tokens, steps, texts = before[parent]
+        b.output_token_ids, b.output_steps = [*tokens, token], [*steps, record.step]
+        b.output_texts = [*texts, *(record.texts or {}).get(b.request_id, ())]
+        b.beam_score = score
+        if b.first_token_step < 0:
+            b.first_token_step, b.first_token_s = record.step, record.t1_s
+        s.changed.add(b.index)
+
+
+def _beams_ended(s: State, e: ev.BeamsEnded, record: StepRecord) -> None:
+    steps = [*s.requests[e.request_id].output_steps, record.step]
+    for rid, tokens, score in zip(e.beam_ids, e.outputs, e.scores, strict=True):
+        b = s.requests[rid]
+        b.output_token_ids, b.output_steps, b.output_texts = list(tokens), steps[: len(tokens)], list((record.texts or {}).get(rid, ()))
+        b.beam_score = score
+        if b.first_token_step < 0:
+            b.first_token_step, b.first_token_s = record.step, record.t1_s
+        s.changed.add(b.index)
+
+
 def _proposed(s: State, e: ev.Proposed, record: StepRecord) -> None:
     r = s.requests[e.request_id]
     r.draft_token_ids = list(e.token_ids)
@@ -518,7 +557,7 @@ _FOLD: dict[type, Any] = {
     ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
     ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
     ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.SwappedOut: _swapped_out, ev.SwappedIn: _host_freed, ev.HostFreed: _host_freed,
-    ev.Forked: _forked, ev.Copied: _copied,
+    ev.Forked: _forked, ev.Copied: _copied, ev.Scored: _executed, ev.BeamStep: _beam_step, ev.BeamsEnded: _beams_ended,
     ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
     ev.Sampled: _sampled, ev.Proposed: _proposed, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
 }
