@@ -119,8 +119,8 @@ class Engine:
             if self.config.kv_allocation == "contiguous":
                 raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but with kv_allocation contiguous nobody shares blocks: set kv_allocation to 'paged', or ask "
                                    f"{spec.sampling.n} times")
-        if spec.sampling.beam_width > 1:
-            self._check_beams(spec)
+        if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, self._planned())):
+            raise RequestError(f"{spec.request_id}: beam_width is {spec.sampling.beam_width}, but {why}")
         vocab = self.runner.spec.vocab_size
         ids = spec.prompt_token_ids
         if set(map(type, ids)) != {int}:
@@ -129,21 +129,30 @@ class Engine:
         if min(ids) < 0 or max(ids) >= vocab:
             raise RequestError(f"{spec.request_id}: token id {next(t for t in ids if not 0 <= t < vocab)} is outside the model's vocabulary 0..{vocab - 1}")
 
-    def _check_beams(self, spec: RequestSpec) -> None:
-        k, c = spec.sampling.beam_width, self.config
-        head = f"{spec.request_id}: beam_width is {k}, but "
+    def _planned(self) -> EngineConfig:
+        """The config as the inputs before the next step will have it."""
+        planned = self.config
+        for i in self.inputs:
+            if i["op"] == "configure":
+                planned = planned.changed(**i["changes"])
+        return planned
+
+    def _refuses_beams(self, spec: RequestSpec, c: EngineConfig) -> str:
+        """Why the request's beam search can't run under config `c`; '' if it can."""
+        k = spec.sampling.beam_width
         if not getattr(self.runner, "gives_candidates", False):
             name = getattr(self.runner, "name", type(self.runner).__name__)
-            raise RequestError(f"{head}runner {name!r} makes up or repeats its tokens and knows no probabilities: use runner 'torch'")
+            return f"runner {name!r} makes up or repeats its tokens and knows no probabilities: use runner 'torch'"
         if why := beam.refusal(c):
-            raise RequestError(head + why)
+            return why
         if k > c.max_num_seqs:
-            raise RequestError(f"{head}there are {c.max_num_seqs} seats, and each beam needs one: raise max_num_seqs or lower beam_width")
+            return f"there are {c.max_num_seqs} seats, and each beam needs one: raise max_num_seqs or lower beam_width"
         if (need := beam.blocks_at_most(spec, c)) > c.num_usable_blocks:
-            raise RequestError(f"{head}its beams may need {need} blocks, the pool has {c.num_usable_blocks}: raise num_blocks, or lower beam_width or max_tokens")
+            return f"its beams may need {need} blocks, the pool has {c.num_usable_blocks}: raise num_blocks, or lower beam_width or max_tokens"
         stops = frozenset(spec.sampling.stop_token_ids) | (frozenset() if spec.sampling.ignore_eos else self.scheduler.eos_token_ids)
         if (most := beam.num_candidates(spec.sampling, stops)) > self.runner.spec.vocab_size:
-            raise RequestError(f"{head}it looks at {most} candidates a beam, more than the {self.runner.spec.vocab_size} tokens of the vocabulary: lower beam_width")
+            return f"it looks at {most} candidates a beam, more than the {self.runner.spec.vocab_size} tokens of the vocabulary: lower beam_width"
+        return ""
 
     def enqueue(self, specs: Iterable[RequestSpec]) -> None:
         """Requests of a workload, to be delivered at their arrival time or step. Ones that can't be served are refused on arrival.
@@ -217,17 +226,15 @@ class Engine:
             get_policy(changes["policy"])
         check_victim(changes.get("victim"))
         get_proposer(changes.get("speculative", "off"))
-        planned = self.config
-        for i in self.inputs:
-            if i["op"] == "configure":
-                planned = planned.changed(**i["changes"])
+        planned = self._planned()
         new = planned.changed(**changes)
         changes = {f: getattr(new, f) for f in CONFIG_FIELDS if getattr(new, f) != getattr(planned, f)}
         if not changes:
             return
         self._check_drafts(new)
-        if (why := beam.refusal(new)) and (r := next((r for r in self.scheduler.requests.values() if r.is_beam), None)):
-            raise ConfigError(f"{r.request_id} runs beam search: {why}, or wait until it has ended")
+        for spec in [r.spec for r in self.scheduler.requests.values() if not r.spec.parent] + [i["spec"] for i in self.inputs if i["op"] == "add"]:
+            if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, new)):
+                raise ConfigError(f"{spec.request_id} runs beam search: {why}, or wait until it has ended")
         self.inputs.append({"op": "configure", "changes": changes})
 
     def _check_drafts(self, new: EngineConfig) -> None:

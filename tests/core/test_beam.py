@@ -167,5 +167,7 @@ def test_what_can_not_be() -> None:
     engine.step()
     with pytest.raises(ConfigError, match="a runs beam search: speculative"):
         engine.configure(speculative="ngram")
+    with pytest.raises(ConfigError, match="a runs beam search: there are 1 seats"):
+        engine.configure(max_num_seqs=1)
     with pytest.raises(ConfigError, match="the beams of a request may need"):
         engine.resize(9)
