@@ -276,7 +276,7 @@ def test_every_other_event(case: int) -> None:
 def test_victim_rules_have_words() -> None:
     from cbviz.core.policy import VICTIMS
 
-    assert set(RULES) == {*VICTIMS, "rank"} - {"policy"}  # `policy` is resolved to `rank` or `last` before it is written
+    assert set(RULES) == {*VICTIMS, "rank", "idle-beam"} - {"policy"}  # `policy` is resolved to `rank` or `last` before it is written
 
 
 def test_every_event_type_is_told() -> None:
