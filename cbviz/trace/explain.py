@@ -340,6 +340,10 @@ class _Step:
                      f"computed once; {count((n - 1) * blocks, 'block')} saved", (e.request_id, *e.child_ids), e.block_ids)
         for e in self.of(ev.Copied):
             self.say("shared", f"{e.request_id} copied block {e.src} to {e.dst} before writing: others hold block {e.src} too (copy-on-write)", (e.request_id,), (e.src, e.dst))
+        chose = {i for e in (*self.of(ev.BeamStep), *self.of(ev.BeamsEnded)) for i in e.beam_ids}
+        for e in self.of(ev.Scored):
+            if e.request_id not in chose:
+                self.say("decode", f"Beam {e.request_id} has its {count(len(e.token_ids), 'candidate')} and waits for the other beams", (e.request_id,))
         for e in self.of(ev.BeamStep):
             dropped = [i for n, i in enumerate(e.beam_ids) if n not in e.parents]
             moved = [f"{i} goes on from {e.beam_ids[p]}" for n, (i, p) in enumerate(zip(e.beam_ids, e.parents, strict=True)) if n != p]
