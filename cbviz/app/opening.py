@@ -118,8 +118,11 @@ def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, 
 
 
 def asked(m: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says of a new request beside its prompt, as keywords of `Session.add`. Several answers are drawn: greedy ones would all be the same. Raises RequestError."""
+    """What the page says of a new request beside its prompt, as keywords of `Session.add`. Several answers are drawn (greedy ones would all be the same), or the
+    best of a beam search of that width. Raises RequestError."""
     most, n = (int(v) if isinstance(v, float) and v.is_integer() else v for v in (m.get("max_tokens"), m.get("n", 1)))
+    if m.get("beams") and n != 1:
+        return {"max_tokens": most, "sampling": Sampling(beam_width=cast(int, n))}
     return {"max_tokens": most, "sampling": Sampling(n=cast(int, n), temperature=0.0 if n == 1 else ANSWERS_TEMPERATURE)}
 
 

@@ -313,6 +313,8 @@ def test_several_answers_to_one_prompt() -> None:
     ({"cmd": "add", "prompt": "a", "n": 0}, "n is 0, the least is 1"),
     ({"cmd": "add", "prompt": "a", "n": 1.5}, "n must be a whole number"),
     ({"cmd": "add", "prompt": "a", "n": 99}, "n is 99, but there are"),
+    ({"cmd": "add", "prompt": "a", "n": 3, "beams": True}, "beam"),
+    ({"cmd": "add", "prompt": "a", "n": 99, "beams": True}, "beam_width is 99, the most is 16"),
     ({"cmd": "set", "field": "max_num_seqs", "value": "0"}, "max_num_seqs is 0, the least is 1"),
     ({"cmd": "set", "field": "max_num_seqs", "value": "many"}, "max_num_seqs"),
     ({"cmd": "set", "field": "policy", "value": "nobody-first"}, "policy"),

@@ -33,19 +33,21 @@ export class Controls {
   fail(field, text) { const x = this.fields.get(field); if (!x) return false; if (text && x.group) x.group.open = true; setText(x.error, text); x.error.hidden = !text; x.input.setAttribute("aria-invalid", String(!!text)); return true; }
   clear() { for (const n of this.fields.keys()) this.fail(n, ""); }
 }
+const BEAMS = "Beam search: this many of the most probable sequences go on side by side and share blocks; the best comes first in the end. Needs a real model.";
 const ANSWERS = "Sequences from this one prompt (n): it is computed once, its blocks are shared, and each answer needs a seat. Several are drawn at temperature 0.8, so that they differ; one alone is greedy.";
 export class PromptBox {
   constructor(host, app) {
     this.app = app; this.text = h("textarea", { class: "cb-prompt", rows: 2, placeholder: "Type a prompt; it joins the next step", "aria-label": "Prompt", "aria-describedby": "cb-prompt-e", maxlength: 200000, onkeydown: (e) => { if (e.key === "Enter" && !e.shiftKey) { e.preventDefault(); this.add(); } } });
     this.max = h("input", { type: "number", class: "cb-maxtokens", min: 1, value: 64, "aria-label": "Most new tokens" }); this.answers = h("input", { type: "number", class: "cb-answers", min: 1, value: 1, "aria-label": "Answers (n)", "aria-describedby": "cb-prompt-e", title: ANSWERS }); this.error = h("p", { class: "cb-error", id: "cb-prompt-e", role: "alert", hidden: true }); this.said = h("p", { class: "cb-note", role: "status" });
+    this.way = h("select", { class: "cb-answerway", "aria-label": "Several answers: drawn, or by beam search", title: ANSWERS }, h("option", { value: "draws", text: "answers", title: ANSWERS }), h("option", { value: "beams", text: "beams", title: BEAMS })); this.way.addEventListener("change", () => { this.way.title = this.way.value === "beams" ? BEAMS : ANSWERS; });
     this.button = h("button", { type: "button", class: "cb-add", text: "Add", onclick: () => this.add() });
-    host.append(this.text, h("div", { class: "cb-row cb-ask" }, h("label", { class: "cb-inline" }, "max tokens", this.max), h("label", { class: "cb-inline", title: ANSWERS }, "answers", this.answers), this.button), this.error, this.said);
+    host.append(this.text, h("div", { class: "cb-row cb-ask" }, h("label", { class: "cb-inline" }, "max tokens", this.max), h("div", { class: "cb-inline" }, this.way, this.answers), this.button), this.error, this.said);
   }
   add() {
     this.fail(""); for (const [x, name] of [[this.max, "max tokens"], [this.answers, "answers"]]) if (x.validity.badInput) return this.fail(`${name}: this is not a number`);
     this.waiting = this.text.value; this.app.send("add", { prompt: this.text.value, ...this.asked() });
   }
-  asked() { const of = (x) => (x.value.trim() === "" ? null : Number(x.value)); return { max_tokens: of(this.max), n: of(this.answers) ?? 1 }; }      // for a fork as well
+  asked() { const of = (x) => (x.value.trim() === "" ? null : Number(x.value)); return { max_tokens: of(this.max), n: of(this.answers) ?? 1, beams: this.way.value === "beams" }; }      // for a fork as well
   fail(t) { setText(this.error, t); this.error.hidden = !t; if (t) setText(this.said, ""); this.text.setAttribute("aria-invalid", String(!!t)); }
   added(id) { if (this.text.value === this.waiting) this.text.value = ""; setText(this.said, `${id} joins the next step`); this.joining = id; }
   joined(R) { if (this.joining && R.index.has(this.joining)) { setText(this.said, ""); this.joining = null; } }
