@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,25 @@ from cbviz.cli.terminal import Bar, plain_errors, print_json
 from cbviz.config import ConfigError
 
 VllmPython = Annotated[str | None, typer.Option(help="A Python that has vLLM; by default this one, if it has.", show_default=False)]
+Model = Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")]
+Precision = Annotated[str, typer.Option(help="exact, fast or int8.")]
+
+
+def _print(result: dict[str, Any], table: Callable[[dict[str, Any]], str], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        print(table(result))
+
+
+def _known(precisions: Iterable[str]) -> tuple[str, ...]:
+    """The precisions asked for. Raises ConfigError."""
+    from cbviz.model.matrix import PRECISIONS
+
+    wanted = tuple(precisions) or tuple(PRECISIONS)
+    if strange := next((p for p in wanted if p not in PRECISIONS), None):
+        raise ConfigError(f"precision is {strange!r}, it must be one of {', '.join(PRECISIONS)}")
+    return wanted
 
 
 def everything(context: typer.Context) -> None:
@@ -26,10 +46,7 @@ def scheduler(vllm_python: VllmPython = None, as_json: Json = False) -> None:
 
     with Bar("measuring") as bar:
         result = bench.run(vllm_python, bar.update)
-    if as_json:
-        print_json(result)
-    else:
-        print(bench.table(result))
+    _print(result, bench.table, as_json)
 
 
 @plain_errors
@@ -43,83 +60,68 @@ def engine(
     vllm_python: VllmPython = None,
     llama_python: Annotated[str | None, typer.Option(help="A Python that has llama-cpp-python.", show_default=False)] = None,
     decode_rounds: Annotated[int, typer.Option(min=0, max=100, help="Rounds of decode steps alone, ours and llama.cpp's; 0 leaves them out.")] = 5,
-    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    model: Model = "smollm2",
     as_json: Json = False,
 ) -> None:
     """The whole engine on the article's workload and alone, against transformers, vLLM and llama.cpp in turn."""
     from cbviz.bench import engine as bench
-    from cbviz.model.matrix import PRECISIONS
 
-    wanted = tuple(precision or PRECISIONS)
-    if strange := next((p for p in wanted if p not in PRECISIONS), None):
-        raise ConfigError(f"precision is {strange!r}, it must be one of {', '.join(PRECISIONS)}")
+    wanted = _known(precision or ())
     with Bar("measuring") as bar:
         result = bench.run(model=model, precisions=wanted, seats=seats, rounds=rounds, share=share, num_requests=requests, vllm_python=vllm_python, llama_python=llama_python,
                            with_transformers=not without_transformers, decode_rounds=decode_rounds, progress=bar.update)
-    if as_json:
-        print_json(result)
-    else:
-        print(bench.table(result))
+    _print(result, bench.table, as_json)
 
 
 @plain_errors
 def recording(
-    precision: Annotated[str, typer.Option(help="exact, fast or int8.")] = "fast",
+    precision: Precision = "fast",
     rounds: Annotated[int, typer.Option(min=2, max=200, help="Rounds; what is told are their medians.")] = 12,
     steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of a round.")] = 8,
-    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    model: Model = "smollm2",
     as_json: Json = False,
 ) -> None:
     """What recorder and reasons cost a step, on the real model and on the simulator."""
     from cbviz.bench import recording as bench
 
+    _known([precision])
     with Bar("measuring") as bar:
         result = bench.run(model, precision, rounds=rounds, steps=steps, progress=bar.update)
-    if as_json:
-        print_json(result)
-    else:
-        print(bench.table(result))
+    _print(result, bench.table, as_json)
 
 
 @plain_errors
 def memory(
-    precision: Annotated[str, typer.Option(help="exact, fast or int8.")] = "fast",
+    precision: Precision = "fast",
     blocks: Annotated[int, typer.Option(min=2, help="KV blocks of 16 tokens in each kernel.")] = 512,
     kernels: Annotated[int, typer.Option(min=1, max=64, help="Kernels at once.")] = 3,
-    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    model: Model = "smollm2",
     as_json: Json = False,
 ) -> None:
     """What a kernel with the real model takes, alone and with others on the same machine: weights are shared pages."""
     from cbviz.bench import memory as bench
 
+    _known([precision])
     with Bar("measuring") as bar:
         result = bench.run(model, precision, num_blocks=blocks, kernels=kernels, progress=bar.update)
-    if as_json:
-        print_json(result)
-    else:
-        print(bench.table(result))
+    _print(result, bench.table, as_json)
 
 
 @plain_errors
 def kernels(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str, typer.Option(help="exact, fast or int8.")] = "fast",
+    precision: Precision = "fast",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often everybody runs, in turn.")] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="One setting of each operator.")] = False,
     as_json: Json = False,
 ) -> None:
     """Each fast operator against plain torch and the reference: time, bytes, share of the memory's bandwidth."""
     from cbviz.bench import kernels as bench
-    from cbviz.model.matrix import PRECISIONS
 
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision is {precision!r}, it must be one of {', '.join(PRECISIONS)}")
+    _known([precision])
     with Bar("measuring") as bar:
         result = bench.run(device=device, precision=precision, rounds=rounds, quick=quick, progress=bar.update)
-    if as_json:
-        print_json(result)
-    else:
-        print(bench.table(result))
+    _print(result, bench.table, as_json)
 
 
 @plain_errors
@@ -143,8 +145,7 @@ def techniques(
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One technique; may be given more than once; by default all.", show_default=False)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The least that shows each point: seconds, and rough figures.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
-    decode_rounds: Annotated[int, typer.Option(min=0, max=100, help="Rounds of decode steps alone, ours and llama.cpp's; 0 leaves them out.")] = 5,
-    model: Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")] = "smollm2",
+    model: Model = "smollm2",
     as_json: Json = False,
 ) -> None:
     """What each decoding and KV technique gives and costs on the real engine, and whether what must be equal is equal; exit code 1 if it is not."""
@@ -153,9 +154,6 @@ def techniques(
     chosen = bench.pick(only or ())
     with Bar("measuring") as bar:
         result = bench.run(chosen, model=model, seed=seed, quick=quick, progress=bar.update)
-    if as_json:
-        print_json(result)
-    else:
-        print(bench.table(result))
+    _print(result, bench.table, as_json)
     if not result["holds"]:
         raise SystemExit(1)

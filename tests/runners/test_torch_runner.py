@@ -28,7 +28,7 @@ VOCAB = 61
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Several people's tests share two cores: a second thread would mostly wait."""
+    """On few cores a second thread would mostly wait."""
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
