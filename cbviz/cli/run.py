@@ -90,7 +90,10 @@ def _run_to_end(s: Session, watched: Collection[int] = ()) -> bool:
 
         for step in sorted(set(watched)):
             s.run(until=lambda record, state: stop.asked, progress=tell, max_steps=step - 1 - len(s.trace))
-            if stop.asked or (record := s.profile_step()) is None:
+            if stop.asked:
+                break
+            if (record := s.profile_step()) is None:
+                say(f"--profile-step: the run ended after step {len(s.trace)}, so step {step} was not watched")
                 break
             tell(record)
         if not stop.asked:

@@ -72,6 +72,7 @@ def test_watched_steps_are_those_that_were_named(cbviz: Call, cache: Path, tmp_p
     out = tmp_path / "run.jsonl"
     r = cbviz("run", "--runner", "sim", "--profile-step", "5", "--profile-step", "3", "--profile-step", "9999", "--out", out, "--json")
     assert r.code == 0 and r.json["metrics"]["num_finished"] == 20
+    assert "so step 9999 was not watched" in r.err
     assert [x.step for x in cb.load(out) if x.profile is not None] == [3, 5]
     assert "INSIDE THE STEP (measured: a clock)" in cbviz("show", out, "--step", "5").out
 
