@@ -98,6 +98,7 @@ class Wire:
     def _history(self, trace: Trace, steps: int, head: dict[str, Any], parts: dict[str, bytes], reset: bool) -> None:
         requests: list[dict[str, Any]] = []
         out: dict[int, tuple[list[str], list[int]]] = {}
+        ended: dict[int, int] = {}
         figures = array("d")
         for record in trace.records[self._steps : steps]:
             sampled = 0
@@ -110,9 +111,13 @@ class Wire:
                     texts = record.texts.get(e.request_id) if record.texts else None
                     pieces.extend(texts if texts is not None and len(texts) == len(e.token_ids) else [f" {t}" for t in e.token_ids])
                     at.extend([record.step] * len(e.token_ids))
+                elif isinstance(e, ev.BeamStep):
+                    sampled += len(e.token_ids)
                 elif isinstance(e, ev.BeamsEnded):  # while beams run their words change by lineage: only the outcome is told
                     chosen = [x.step for x in trace.records[: record.step] if any(isinstance(y, (ev.BeamStep, ev.BeamsEnded)) and y.request_id == e.request_id for y in x.events)]
+                    sampled += sum(len(ids) == len(chosen) for ids in e.outputs)
                     for rid, ids in zip(e.beam_ids, e.outputs, strict=True):
+                        ended[self._index[rid]] = record.step
                         out[self._index[rid]] = (list(record.texts[rid]) if record.texts and rid in record.texts else [f" {t}" for t in ids]), chosen[: len(ids)]
                 elif isinstance(e, ev.Forked):
                     first = next(q for q in (*requests, *self._asked.values()) if q["id"] == e.request_id)
@@ -131,6 +136,8 @@ class Wire:
             self._asked.update({q["id"]: q for q in requests})
         if out:
             head["out"] = [[i, *v] for i, v in out.items()]
+        if ended:
+            head["ended"] = [[i, step] for i, step in ended.items()]
         if figures:
             parts["series"] = figures.tobytes()
         self._steps = steps

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cbviz.app.wire import Wire, inside_message
+from cbviz import events as ev
+from cbviz.app.wire import SERIES, Wire, inside_message
 from cbviz.session import Session
 from cbviz.trace import Cursor
 from tests.app.page import Page, assert_equal, assert_history
+from tests.core.test_beam import follow, wide
 
 
 @pytest.mark.parametrize("scenario", ["article", "preemption", "shared-prefix", "burst"])
@@ -102,3 +104,16 @@ def test_copies_of_a_step_are_told_though_nobody_watched_it() -> None:
     assert out["clock"] == "modelled" and "to the host" in out["said"] and "of it beside the pass" in out["said"]
     assert [x[0] for x in out["spans"]].count("pass") == 1 and all(b >= a for _, a, b, *_ in out["spans"])
     assert all(m["profile"] is None for m in told.values())
+
+
+def test_the_words_of_beams_come_when_their_search_ends() -> None:
+    _, trace = follow(wide(0))
+    page, message = Page(), Wire().message(trace, trace.last)
+    assert message is not None
+    page.read(message)
+    searches = {e.request_id: r.step for r in trace for e in r.events if isinstance(e, ev.BeamsEnded)}
+    told = {page.ids[i]: step for i, step in message[0]["ended"]}
+    assert len(searches) > 1 and {rid: told[rid] for rid in searches} == searches
+    assert all(page.out[page.ids.index(rid)] == [f" {t}" for t in trace.state().request(rid).output_token_ids] for rid in told)
+    sampled = page.series[SERIES.index("sampled") :: len(SERIES)]
+    assert all(sampled[r.step - 1] > 0 for r in trace if any(isinstance(e, ev.BeamStep) for e in r.events))

@@ -49,7 +49,7 @@ export class Blocks {
   set(words) { this.w.set(words); this.dirty = null; }
   apply(t) { const d = this.dirty; for (let i = 0; i + 2 < t.length; i += 3) { this.w[2 * t[i]] = t[i + 1]; this.w[2 * t[i] + 1] = t[i + 2]; if (d) d.add(t[i]); } }
   mark(ids) { const d = this.dirty; for (const i of this.marks) { this.marked[i] = 0; if (d) d.add(i); } for (const i of ids) { this.marked[i] = 1; if (d) d.add(i); } this.marks = ids; }
-  counts() { let used = 0, shared = 0, cached = 0, nul = 0; for (let i = 0; i < this.n; i++) { const q = this.w[2 * i + 1], r = q >>> 16; if (q & NULLBLOCK) nul++; else if (r) { used++; if (r > 1) shared++; } else if (q & CACHED) cached++; } return { used, shared, cached, free: this.n - nul - used - cached, total: this.n - nul }; }
+  counts() { let used = 0, shared = 0, reserved = 0, cached = 0, nul = 0; for (let i = 0; i < this.n; i++) { const q = this.w[2 * i + 1], r = q >>> 16; if (q & NULLBLOCK) nul++; else if (r) { used++; if (r > 1) shared++; else if (!(q >>> 4 & 0xfff)) reserved++; } else if (q & CACHED) cached++; } return { used, shared, reserved, cached, free: this.n - nul - used - cached, total: this.n - nul }; }
 }
 
 export const ROW = 13, SAME_BLOCKS = 0xffffffff, STATUS = ["waiting", "running", "preempted", "finished", "refused"];
@@ -66,10 +66,11 @@ export class Run {
   apply(m, buf) {
     const t = { history: false, rows: [], requests: false };
     if (m.words) this.words.push(...m.words);
-    if (m.requests) { for (const q of m.requests) { this.index.set(q.id, this.ids.length); this.ids.push(q.id); this.info.push(q); this.out.push({ text: [], step: [] }); this.rows.push(null); } this.tl.grow(this.ids.length); t.requests = true; }
+    if (m.requests) { for (const q of m.requests) { this.index.set(q.id, this.ids.length); this.ids.push(q.id); this.info.push(q); this.out.push({ text: [], step: [], told: 0 }); this.rows.push(null); } this.tl.grow(this.ids.length); t.requests = true; }
     if (buf.ptr) { this.tl = Timeline.fromCSR(u32(buf.ptr), u32(buf.seg), m.steps + 1); t.history = true; }
     if (buf.tr) { this.tl.transitions(u32(buf.tr)); t.history = true; }
     if (m.out) for (const [r, pieces, steps] of m.out) { const o = this.out[r]; for (let i = 0; i < pieces.length; i++) { o.text.push(pieces[i]); o.step.push(steps[i]); } }
+    if (m.ended) for (const [r, step] of m.ended) this.out[r].told = step;
     if (buf.series) { const F = f64(buf.series), k = this.cols.length; for (let i = 0; i < F.length; i++) this.series[i % k].push(F[i]); t.history = true; }
     this.steps = m.steps; this.tl.t = m.steps + 1; this.step = m.step; this.event = m.event ?? null;
     if (m.full) this.rows = this.ids.map(() => null);
@@ -90,6 +91,8 @@ export class Run {
     if (m.experts) this.mixture = true; this.experts = m.experts || null;
     this.version++; return t;
   }
+  // Whether request r's words are still open: beams say by lineage what they say, and the words are chosen when the search ends.
+  searching(r) { const o = this.out[r], q = this.rows[r]; return !!q && (o.told ? this.step < o.told : q.outputs > o.text.length); }
   done() { let n = 0; for (const q of this.rows) if (q && (q.status === "finished" || q.status === "refused")) n++; return n; }
   // Requests whose table holds block i, in order of arrival.
   holders(i) { const v = []; this.rows.forEach((q, r) => { if (q && q.blocks.length && q.blocks.indexOf(i) >= 0) v.push(r); }); return v; }
