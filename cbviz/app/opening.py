@@ -46,7 +46,7 @@ Progress = Callable[[float, str], None]
 
 LABELS = {"scenario": "scenario", "model": "model", "discipline": "discipline", "policy": "policy", "max_num_seqs": "seats", "max_num_batched_tokens": "token budget",
           "num_blocks": "blocks", "block_size": "block size", "enable_prefix_caching": "prefix cache", "seed": "seed", "kv_cache_dtype": "KV type",
-          "kv_cache_memory_bytes": "KV bytes", "sliding_window": "window", "attention_sinks": "sinks", "kv_allocation": "KV memory", "preemption_mode": "preemption",
+          "kv_cache_memory_bytes": "KV bytes", "sliding_window": "window", "attention_sinks": "sinks", "kv_allocation": "allocation", "preemption_mode": "preemption",
           "speculative": "speculation", "num_speculative_tokens": "drafts", "draft_layers": "draft layers", "draft_acceptance": "drafts right",
           "kernels": "kernels", "batch_invariant": "batch-invariant"}
 """The controls, in order: the workload, the model, and fields of EngineConfig."""

@@ -137,6 +137,7 @@ class Player:
             self._live["max_model_len"] = config.get("max_model_len")
             self._live["can_watch"] = isinstance(s, Session) and hasattr(s.runner, "profile_next")
             self._live["can_calibrate"] = isinstance(s, Session) and s.config.clock == "measured"
+            self._live["beams"] = isinstance(s, Session) and getattr(s.runner, "gives_candidates", False)
             self._live["alone"] = isinstance(s, Session) and hasattr(s.runner, "step_difference")
         if self.address:
             self._live["run"] = self.run

@@ -5,6 +5,8 @@ import { Timeline, Blocks, Run, CACHED, NULLBLOCK, SAME_BLOCKS } from "../../cbv
 import { gridCols } from "../../cbviz/app/static/blockmap.js";
 import { shortId, seconds, percent } from "../../cbviz/app/static/format.js";
 import { STATES } from "../../cbviz/app/static/color.js";
+import { RoofView } from "../../cbviz/app/static/roofline.js";
+import { waitText } from "../../cbviz/app/static/panels.js";
 
 const view = (words) => { const a = Uint32Array.from(words); return new DataView(a.buffer); };
 const head = (more) => ({ num_blocks: 8, block_size: 16, series: ["t0", "t1", "sampled"], meta: { clock: "modelled" }, steps: 0, step: 0, b: [], ...more });
@@ -20,7 +22,7 @@ test("a block of 128 slots with 300 sharers survives packing", () => {
 test("kinds of blocks differ, and the null block is counted apart", () => {
   const b = new Blocks(6, 16); b.apply([0, 0, Blocks.pack(0, 0, NULLBLOCK), 1, 1, Blocks.pack(1, 16, CACHED), 2, 1, Blocks.pack(1, 0, 0), 3, 1, Blocks.pack(0, 16, CACHED), 4, 2, Blocks.pack(3, 16, 0)]);
   assert.deepEqual([0, 1, 2, 3, 4, 5].map((i) => b.kind(i)), ["null", "used", "reserved", "cached", "shared", "free"]);
-  assert.deepEqual(b.counts(), { used: 3, shared: 1, cached: 1, free: 1, total: 5 });
+  assert.deepEqual(b.counts(), { used: 3, shared: 1, reserved: 1, cached: 1, free: 1, total: 5 });
 });
 
 test("marks of the last step replace those before, and both cells are repainted", () => {
@@ -61,4 +63,20 @@ test("block columns are multiples of 8 and fill the panel", () => {
 test("names and numbers", () => {
   assert.equal(shortId("r12"), "12"); assert.equal(shortId("r1.2"), "1.2"); assert.equal(shortId("chat-007"), "7"); assert.equal(shortId("anna"), "ann"); assert.equal(seconds(0.0000806), "80.6 µs"); assert.equal(seconds(2.5), "2.50 s"); assert.equal(seconds(NaN), "–"); assert.equal(percent(0.126), "13 %"); assert.equal(percent(0.004), "0.4 %");
   assert.equal(STATES.length, 15);
+});
+
+test("the words of beams stay open until their search has ended, also when one looks back", () => {
+  const R = new Run(head()), row = (r, outputs) => [r, 3, 9, 0, outputs, 0, 0, 0, 0, 0, 1, 0, SAME_BLOCKS];
+  R.apply(head({ full: true, steps: 3, step: 3, requests: [{ id: "a", np: 5, mt: 9 }, { id: "b", np: 5, mt: 9 }], out: [[1, ["Hi"], [3]]] }), { rows: view([...row(0, 2), ...row(1, 1)]) }); assert.deepEqual([R.searching(0), R.searching(1)], [true, false]);
+  R.apply(head({ steps: 4, step: 4, out: [[0, ["Oh", " no"], [2, 4]]], ended: [[0, 4]] }), { rows: view(row(0, 2)) }); assert.equal(R.searching(0), false);
+  R.apply(head({ steps: 4, step: 3 }), { rows: view(row(0, 1)) }); assert.equal(R.searching(0), true);
+});
+
+test("a point of the roofline names who decoded, with drafts or without", () => {
+  const R = { ids: ["a", "b", "c"], id: (r) => "abc"[r], tl: { at: (r) => ({ state: STATES.indexOf(["decode", "accepted", "prefill"][r]) }) } }, who = (kind) => RoofView.prototype.who.call({ app: { R } }, { kind, step: 1 });
+  assert.deepEqual([who("decode"), who("prefill"), who("both")], [["a", "b"], ["c"], ["a", "b", "c"]]);
+});
+
+test("a request of several sequences says how many seats it lacks", () => {
+  const R = { rows: [{ wait: "seats", need: 3, have: 2 }, { wait: "seats", need: 1, have: 0 }] }, told = [0, 1].map((r) => waitText({ R }, r)); assert.deepEqual(told, ["its 3 sequences need a seat each, 2 free", "all seats are taken"]);
 });

@@ -43,6 +43,8 @@ export class PromptBox {
     this.button = h("button", { type: "button", class: "cb-add", text: "Add", onclick: () => this.add() });
     host.append(this.text, h("div", { class: "cb-row cb-ask" }, h("label", { class: "cb-inline" }, "max tokens", this.max), h("div", { class: "cb-inline" }, this.way, this.answers), this.button), this.error, this.said);
   }
+  // Beams need probabilities: where tokens are made up or repeated there is nothing to choose.
+  canSearch(yes) { const o = this.way.options[1]; o.disabled = !yes; o.title = yes ? BEAMS : "Beam search needs probabilities: choose a real model under Setup."; if (!yes && this.way.value === "beams") { this.way.value = "draws"; this.way.title = ANSWERS; } }
   add() {
     this.fail(""); for (const [x, name] of [[this.max, "max tokens"], [this.answers, "answers"]]) if (x.validity.badInput) return this.fail(`${name}: this is not a number`);
     this.waiting = this.text.value; this.app.send("add", { prompt: this.text.value, ...this.asked() });

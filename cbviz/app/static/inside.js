@@ -27,7 +27,7 @@ export class InsidePanel {
     setText(this.device, (a && a.step === R.step && a.device.join(". ")) || ""); this.canvas.hidden = !p; this.hit = []; if (!p) { sync(this.list, [], (x) => x); return; }
     this.lanes(this.canvas, p, this.hit, "");
     const sums = new Map(); p.name.forEach((n, i) => { const s = sums.get(n) || [n, 0, 0]; s[1]++; s[2] += p.duration[i]; sums.set(n, s); }); const rows = [...sums.values()].sort((a, b) => b[2] - a[2]), all = rows.reduce((s, r) => s + r[2], 0); this.canvas.setAttribute("aria-label", `Inside step ${R.step}: ` + rows.slice(0, 4).map((r) => `${p.names[r[0]]} ${percent(r[2] / all)}`).join(", "));
-    sync(this.list, rows.slice(0, MOST_NAMES).map((r) => [p.names[r[0]], ...r]), (r) => r[0], (r) => h("div", { class: "cb-inside-row" }, h("i", { "aria-hidden": "true" }), h("span", { text: r[0] }), h("b"), h("em")), (n, r) => { n.firstChild.style.background = th.own.css[r[1] & 255]; setText(n.childNodes[2], `${seconds(r[3])}`); setText(n.childNodes[3], `${percent(r[3] / all)}, ${nf.format(r[2])} ×`); });
+    sync(this.list, rows.slice(0, MOST_NAMES).map((r) => [p.names[r[0]], ...r]), (r) => r[0], (r) => h("div", { class: "cb-inside-row" }, h("i", { "aria-hidden": "true" }), h("span", { text: r[0], title: r[0] }), h("b"), h("em")), (n, r) => { n.firstChild.style.background = th.own.css[r[1] & 255]; setText(n.childNodes[2], `${seconds(r[3])}`); setText(n.childNodes[3], `${percent(r[3] / all)}, ${nf.format(r[2])} ×`); });
   }
   lanes(c, p, hit, label) {
     const { th } = this.app, w = c.parentElement.clientWidth - 20, dpr = devicePixelRatio || 1, H = p.lanes.length * (LANE_PX + 4);

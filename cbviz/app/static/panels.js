@@ -11,8 +11,8 @@ const chips = (app, host, list, most = 48) => { const over = list.length - most;
 
 export function waitText(app, r) {
   const q = app.R.rows[r]; if (!q || !q.wait) return ""; const n = nf.format(q.need), v = nf.format(q.have);
-  return { seats: `all seats are taken`, blocks: `needs ${plural(q.need, "block")}, ${v} free`, budget: `needs ${plural(q.need, "token")} of the step's budget, ${v} left`, batch: `the batch has not ended: ${plural(q.have, "request")} still running`, preempted: "nobody is admitted in a step that preempted",
-    "decode-step": "this step only decodes", watermark: `needs ${n} blocks above the watermark, ${v} free`, reserve: `its reservation of ${plural(q.need, "block")} does not fit, ${v} free`, fragments: `needs ${plural(q.need, "block")} side by side, the longest free run has ${v}`, policy: "the policy said no" }[q.wait] ?? q.wait;
+  return { seats: q.need > 1 ? `its ${plural(q.need, "sequence")} need a seat each, ${v} free` : "all seats are taken", blocks: `needs ${plural(q.need, "block")}, ${v} free`, budget: `needs ${plural(q.need, "token")} of the step's budget, ${v} left`, batch: `the batch has not ended: ${plural(q.have, "request")} still running`, preempted: "nobody is admitted in a step that preempted",
+    "decode-step": "this step only decodes", watermark: `needs ${n} blocks above the watermark, ${v} free`, reserve: `its reservation of ${plural(q.need, "block")} does not fit, ${v} free`, fragments: `needs ${plural(q.need, "block")} side by side, the longest free run has ${v}`, guarantee: `all prompts and longest outputs would need ${plural(q.need, "more block")}, ${v} free`, estimate: `what is expected of all would need ${plural(q.need, "more block")}, ${v} free`, degraded: `overload: the batch class goes one at a time, ${v} running`, policy: "the policy said no" }[q.wait] ?? q.wait;
 }
 export class QueuePanel {
   constructor(host, app) { this.app = app; this.run = h("div", { class: "cb-chips" }); this.wait = h("div", { class: "cb-chips" }); this.rh = h("div", { class: "cb-sub" }); this.wh = h("div", { class: "cb-sub" }); this.why = h("div", { class: "cb-note" }); host.append(this.rh, h("div", {}, this.run), this.wh, h("div", {}, this.wait), this.why); }
@@ -102,9 +102,9 @@ export class TextPanel {
     list = list.slice(0, this.most); this.none.hidden = all > 0; setText(this.more, all > list.length ? `and ${plural(all - list.length, "request")} more: pick one in the timeline to read it` : "");
     sync(this.host, list, (r) => R.id(r), (r) => this.make(r), (n, r) => this.row(n, r));
   }
-  make(r) { const said = h("div", { class: "cb-words" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said))); n._said = said; n._from = 0; n._n = 0; n._new = []; return n; }
+  make(r) { const said = h("div", { class: "cb-words" }), search = h("span", { class: "cb-note" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said, search))); n._said = said; n._search = search; n._from = 0; n._n = 0; n._new = []; return n; }
   row(n, r) {
-    const { R, sel } = this.app, q = R.rows[r], o = R.out[r], want = q.outputs, said = n._said; paintChip(this.app, n.firstChild, r); n.classList.toggle("cb-picked", r === sel); setAttr(n, "data-state", STATES[q.code]);
+    const { R, sel } = this.app, q = R.rows[r], o = R.out[r], open = R.searching(r), want = open ? 0 : q.outputs, said = n._said; setText(n._search, !open || !q.outputs ? "" : `beam search: ${plural(q.outputs, "token")}, ${q.status === "finished" ? "stopped before its words were chosen" : "the words come when the search ends"}`); paintChip(this.app, n.firstChild, r); n.classList.toggle("cb-picked", r === sel); setAttr(n, "data-state", STATES[q.code]);
     const whole = r === sel || this.app.isBig("tokens"), window = whole ? 2000 : 80, from = Math.max(0, Math.floor((want - window) / 40) * 40);      // two lines are shown of the others
     if (n._run !== R || from !== n._from || want < n._from) { said.replaceChildren(); n._from = n._n = from; n._run = R; n._new = []; if (from) said.append(h("span", { class: "cb-note", text: "… " })); }
     while (n._n > want) { said.lastChild.remove(); n._n--; }

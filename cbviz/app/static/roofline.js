@@ -1,7 +1,9 @@
 // The roofline: decode and prefill of each step as points under the machine's roof; the cursor's step ringed. Redrawn at most 5 times a second, and only while it is shown.
 import { Frame } from "./frame.js";
+import { STATES } from "./color.js";
 import { percent, rate, sig, cut } from "./format.js";
 const ROOF_STEPS = 600, PHASES = [["decode", "dflops", "dbytes", "circle"], ["prefill", "pflops", "pbytes", "diamond"], ["both", "flops", "bytes", "square"]];
+const PREFILL = new Set(["prefill", "recompute"]), DECODE = new Set(["decode", "accepted", "rejected"]);
 export class RoofView {
   constructor(Plotly, host, app, ms = 200) {
     Object.assign(this, { Plotly, app, ms, last: 0, timer: 0, points: [], shown: false });
@@ -10,7 +12,7 @@ export class RoofView {
   }
   color(th, kind) { return kind === "both" ? th.mute : th.state[kind][0]; }
   traces(th) { return [{ type: "scatter", mode: "lines", x: [], y: [], line: { width: 2, color: th.mute }, hoverinfo: "none" }, ...PHASES.map(([k, , , symbol]) => ({ type: "scatter", mode: "markers", x: [], y: [], marker: { size: 6, symbol, color: this.color(th, k), opacity: 0.65 }, hoverinfo: "none" }))]; }
-  axes() { const a = { type: "log", fixedrange: true, showgrid: false, dtick: 1, tickformat: "~s", exponentformat: "SI" }; return { margin: { l: 34, r: 8, t: 16, b: 30 }, xaxis: { ...a, title: { text: "operations a byte moved" } }, yaxis: { ...a, nticks: 4 } }; }
+  axes() { const a = { type: "log", fixedrange: true, showgrid: false, dtick: 1, tickformat: "~s", exponentformat: "SI" }; return { margin: { l: 40, r: 8, t: 16, b: 30 }, xaxis: { ...a, title: { text: "operations a byte moved" } }, yaxis: { ...a, nticks: 4 } }; }
   get ridge() { const m = this.app.R.meta; return m.peak_bytes_s > 0 && m.peak_flops_s > 0 ? m.peak_flops_s / m.peak_bytes_s : 0; }
   roof(x) { const m = this.app.R.meta; return Math.min(m.peak_flops_s, x * m.peak_bytes_s); }
   // The points of step i + 1: decode and prefill where they are known apart, else the whole.
@@ -41,7 +43,7 @@ export class RoofView {
   near(p) { if (!p || !this.f.ready) return null; const g = this.f.geom(); let best = null, d = 14 * 14; for (const q of this.points) { const [a, b] = this.at(g, q), e = (a - p.px) ** 2 + (b - p.py) ** 2; if (e <= d) { d = e; best = q; } } return best; }
   limit(p) { return !this.ridge ? "" : p.x < this.ridge ? "reading memory is the limit" : "arithmetic is the limit"; }
   // Who was computed in that step, by what the timeline says of it.
-  who(p) { const { R } = this.app, s = []; for (let r = 0; r < R.ids.length; r++) { const q = R.tl.at(r, p.step); if (!q) continue; if (p.kind === "decode" ? q.state === 3 : p.kind === "prefill" ? q.state === 2 || q.state === 10 : q.state === 2 || q.state === 3 || q.state === 10) s.push(R.id(r)); } return s; }
+  who(p) { const { R } = this.app, s = []; for (let r = 0; r < R.ids.length; r++) { const q = R.tl.at(r, p.step); if (!q) continue; if ((p.kind !== "decode" && PREFILL.has(STATES[q.state])) || (p.kind !== "prefill" && DECODE.has(STATES[q.state]))) s.push(R.id(r)); } return s; }
   say(p) { const q = this.ridge ? p.y / this.roof(p.x) : 0, share = q > 1.02 ? ", above the measured roof: measure again while nothing else runs" : q ? `, ${percent(q)} of the roof` : ""; return `${p.kind}: ${sig(p.x)} operations a byte${this.ridge ? `, so ${this.limit(p)}` : ""}; ${rate(p.y, "FLOP/s")}${share}`; }
   text(i) { const s = this.of(i); return s.length ? s.map((p) => this.say(p)).join("  ·  ") : "the work of this step is not known"; }
   hover(p) { const q = this.near(p); if (!q) { this.f.hideTip(); return; } const who = this.who(q), both = this.of(q.step - 1).length > 1; this.f.showTip(p, `step ${q.step}, ${this.app.R.meta.clock}\n${this.say(q).replace("; ", "\n")}${both ? "\nbeside the other kind, in the step's whole time" : ""}\n${cut(who.join(", "), 60)}`); }

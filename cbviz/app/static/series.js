@@ -35,7 +35,14 @@ export class SeriesView {
     this.fresh = false; this.n = R.steps; this.last = performance.now(); this.wait = Math.max(this.ms, Math.min(3000, 10 * (this.last - t0)));      // lines never take more than about a tenth of the main thread
   }
   over(f, x, g) { const { R, th } = this.app, c = g.l + (R.step - g.x0) * g.sx; if (R.step < 1 || c < g.l || c > g.l + g.w) return; x.fillStyle = th.accent; x.globalAlpha = 0.8; x.fillRect(Math.round(c) - 0.5, g.t, 1.5, g.h); x.globalAlpha = 1; }
-  text(i) { const { R } = this.app, m = R.meta, s = R.col("busy")[i]; if (!(s > 0)) return "no time taken"; const b = R.col("bytes")[i] / s, f = R.col("flops")[i] / s; if (!isFinite(b)) return "the work of this step is not known"; return `${rate(b, "B/s")}${this.share ? ` = ${percent(b / m.peak_bytes_s)}` : ""}, ${rate(f, "FLOP/s")}${this.share ? ` = ${percent(f / m.peak_flops_s)}` : ""}${R.col("kernels")[i] > 0 ? `, kernels ran ${percent(R.col("kernels")[i])}` : ""}${this.above(i) ? ". Above the peak: it was measured while the machine was busy; measure it again" : ""}`; }
+  // What is said of step i + 1 below the lines, figure by figure behind the sign of its line; before the first step the lines' names.
+  parts(i) {
+    const { R } = this.app, m = R.meta, s = R.col("busy")[i], sign = ["cb-line", "cb-line cb-dot", "cb-line cb-dash"]; if (i < 0) return [[sign[0], "bytes/s"], [sign[1], "FLOP/s"]]; if (!(s > 0)) return [["", "no time taken"]];
+    const b = R.col("bytes")[i] / s, f = R.col("flops")[i] / s, k = R.col("kernels")[i]; if (!isFinite(b)) return [["", "the work of this step is not known"]]; const of = (v, peak) => (this.share ? ` = ${percent(v / peak)}` : "");
+    const out = [[sign[0], rate(b, "B/s") + of(b, m.peak_bytes_s)], [sign[1], rate(f, "FLOP/s") + of(f, m.peak_flops_s)]]; if (k > 0) out.push([sign[2], `kernels ran ${percent(k)}`]);
+    if (this.above(i)) out[out.length - 1][1] += ". Above the peak: it was measured while the machine was busy; measure it again"; return out;
+  }
+  text(i) { return this.parts(i).map((p) => p[1]).join(", "); }
   // A peak that a step passes was measured while something else had the machine.
   above(i) { const { R } = this.app, m = R.meta, s = R.col("busy")[i]; return this.share && m.peaks_measured && m.clock !== "modelled" && s > 0 && Math.max(R.col("bytes")[i] / m.peak_bytes_s, R.col("flops")[i] / m.peak_flops_s) / s > 1.1; }
   hover(p) { const i = p ? Math.round(p.x) - 1 : -1; if (i >= 0 && i < this.app.R.steps) this.f.showTip(p, `step ${i + 1}, ${this.app.R.meta.clock}\n${this.text(i).replace(", ", "\n")}`); else this.f.hideTip(); }
