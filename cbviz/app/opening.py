@@ -291,7 +291,7 @@ def _knob(name: str, value: Any) -> dict[str, Any]:
     elif "bool" in str(f.type):
         row.update(kind="bool")
     else:
-        row.update(kind="int" if "int" in str(f.type) else "float", min=meta["min"], max=meta["max"])
+        row.update(kind="int" if "int" in str(f.type) else "float", min=meta["min"], max=meta["max"], placeholder="not set" if "None" in str(f.type) else None)
     return row
 
 

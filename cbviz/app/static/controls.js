@@ -7,7 +7,7 @@ export class Controls {
     this.notes = h("ul", { class: "cb-notes" });
     this.lesson = h("button", { type: "button", class: "cb-lesson", text: "Back to the link's start", title: "The scenario and settings of this page's address, with no request of yours", hidden: true, onclick: () => { this.pending = {}; app.send("lesson"); } }); host.append(this.list, this.apply, this.lesson, this.notes);
   }
-  // m.fields: [{ name, label, kind: select|int|float|bool, value, options: [[value, text, help]], noted: [values whose help is shown], help, unit, min, max, live, cls, group, plain }]
+  // m.fields: [{ name, label, kind: select|int|float|bool, value, options: [[value, text, help]], noted: [values whose help is shown], help, unit, min, max, placeholder, live, cls, group, plain }]
   show(m) {
     if (this.names !== m.fields.map((f) => f.name).join()) { this.names = m.fields.map((f) => f.name).join(); this.fields.clear(); this.groups = new Map(); this.list.replaceChildren(); for (const f of m.fields) this.build(f); }
     for (const f of m.fields) { const x = this.fields.get(f.name); x.f = f; if (f.kind === "select") this.options(x, f.options); if (!(f.name in this.pending) && document.activeElement !== x.input) this.write(x, f.value); if (f.name in this.pending && this.same(this.pending[f.name], f.value)) { delete this.pending[f.name]; this.write(x, f.value); } x.input.disabled = !!m.locked; if (f.group && f.plain === false && x.plain !== false) x.group.open = true; x.plain = f.plain; }

@@ -44,7 +44,7 @@ export class RoofView {
   limit(p) { return !this.ridge ? "" : p.x < this.ridge ? "reading memory is the limit" : "arithmetic is the limit"; }
   // Who was computed in that step, by what the timeline says of it.
   who(p) { const { R } = this.app, s = []; for (let r = 0; r < R.ids.length; r++) { const q = R.tl.at(r, p.step); if (!q) continue; if ((p.kind !== "decode" && PREFILL.has(STATES[q.state])) || (p.kind !== "prefill" && DECODE.has(STATES[q.state]))) s.push(R.id(r)); } return s; }
-  say(p) { const q = this.ridge ? p.y / this.roof(p.x) : 0, share = q > 1.02 ? ", above the measured roof: measure again while nothing else runs" : q ? `, ${percent(q)} of the roof` : ""; return `${p.kind}: ${sig(p.x)} operations a byte${this.ridge ? `, so ${this.limit(p)}` : ""}; ${rate(p.y, "FLOP/s")}${share}`; }
+  say(p) { const q = this.ridge ? p.y / this.roof(p.x) : 0, share = q > 1.02 ? ", above the roof: measure the peaks again while nothing else runs" : q ? `, ${percent(q)} of the roof` : ""; return `${p.kind}: ${rate(p.y, "FLOP/s")}${share}; ${sig(p.x)} operations a byte${this.ridge ? `, so ${this.limit(p)}` : ""}`; }
   text(i) { const s = this.of(i); return s.length ? s.map((p) => this.say(p)).join("  ·  ") : "the work of this step is not known"; }
   hover(p) { const q = this.near(p); if (!q) { this.f.hideTip(); return; } const who = this.who(q), both = this.of(q.step - 1).length > 1; this.f.showTip(p, `step ${q.step}, ${this.app.R.meta.clock}\n${this.say(q).replace("; ", "\n")}${both ? "\nbeside the other kind, in the step's whole time" : ""}\n${cut(who.join(", "), 60)}`); }
   destroy() { clearTimeout(this.timer); this.f.destroy(); }
