@@ -98,6 +98,7 @@ class Wire:
     def _history(self, trace: Trace, steps: int, head: dict[str, Any], parts: dict[str, bytes], reset: bool) -> None:
         requests: list[dict[str, Any]] = []
         out: dict[int, tuple[list[str], list[int]]] = {}
+        beams: list[list[Any]] = []
         ended: dict[int, int] = {}
         figures = array("d")
         for record in trace.records[self._steps : steps]:
@@ -113,7 +114,10 @@ class Wire:
                     at.extend([record.step] * len(e.token_ids))
                 elif isinstance(e, ev.BeamStep):
                     sampled += len(e.token_ids)
-                elif isinstance(e, ev.BeamsEnded):  # while beams run their words change by lineage: only the outcome is told
+                    ids = [self._index[i] for i in e.beam_ids]
+                    pieces = ["".join((record.texts or {}).get(i, [f" {t}"])) for i, t in zip(e.beam_ids, e.token_ids, strict=True)]
+                    beams.append([record.step, ids, e.parents, pieces, e.scores])  # from which the page follows the lineage of each
+                elif isinstance(e, ev.BeamsEnded):
                     chosen = [x.step for x in trace.records[: record.step] if any(isinstance(y, (ev.BeamStep, ev.BeamsEnded)) and y.request_id == e.request_id for y in x.events)]
                     sampled += sum(len(ids) == len(chosen) for ids in e.outputs)
                     for rid, ids in zip(e.beam_ids, e.outputs, strict=True):
@@ -136,6 +140,8 @@ class Wire:
             self._asked.update({q["id"]: q for q in requests})
         if out:
             head["out"] = [[i, *v] for i, v in out.items()]
+        if beams:
+            head["beams"] = beams
         if ended:
             head["ended"] = [[i, step] for i, step in ended.items()]
         if figures:

@@ -106,7 +106,7 @@ def test_copies_of_a_step_are_told_though_nobody_watched_it() -> None:
     assert all(m["profile"] is None for m in told.values())
 
 
-def test_the_words_of_beams_come_when_their_search_ends() -> None:
+def test_the_words_of_beams_follow_their_lineage_and_are_told_when_their_search_ends() -> None:
     _, trace = follow(wide(0))
     page, message = Page(), Wire().message(trace, trace.last)
     assert message is not None
@@ -115,5 +115,14 @@ def test_the_words_of_beams_come_when_their_search_ends() -> None:
     told = {page.ids[i]: step for i, step in message[0]["ended"]}
     assert len(searches) > 1 and {rid: told[rid] for rid in searches} == searches
     assert all(page.out[page.ids.index(rid)] == [f" {t}" for t in trace.state().request(rid).output_token_ids] for rid in told)
+    for step in range(len(trace)):
+        for r in trace.state(Cursor(step)).by_index:  # of a search that goes on, the words come of the choices up to there
+            chosen = [b for b in message[0]["beams"] if b[0] <= step and r.index in b[1]]
+            if chosen and r.status != "finished":
+                i, told_words = chosen[0][1].index(r.index), []
+                for _, _, parents, pieces, _ in reversed(chosen):
+                    told_words.insert(0, pieces[i])
+                    i = parents[i]
+                assert told_words == [f" {t}" for t in r.output_token_ids] and r.beam_score == chosen[-1][4][chosen[-1][1].index(r.index)]
     sampled = page.series[SERIES.index("sampled") :: len(SERIES)]
     assert all(sampled[r.step - 1] > 0 for r in trace if any(isinstance(e, ev.BeamStep) for e in r.events))

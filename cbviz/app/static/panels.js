@@ -104,9 +104,10 @@ export class TextPanel {
   }
   make(r) { const said = h("div", { class: "cb-words" }), search = h("span", { class: "cb-note" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said, search))); n._said = said; n._search = search; n._from = 0; n._n = 0; n._new = []; return n; }
   row(n, r) {
-    const { R, sel } = this.app, q = R.rows[r], o = R.out[r], open = R.searching(r), want = open ? 0 : q.outputs, said = n._said; setText(n._search, !open || !q.outputs ? "" : `beam search: ${plural(q.outputs, "token")}, ${q.status === "finished" ? "stopped before its words were chosen" : "the words come when the search ends"}`); paintChip(this.app, n.firstChild, r); n.classList.toggle("cb-picked", r === sel); setAttr(n, "data-state", STATES[q.code]);
+    const { R, sel } = this.app, q = R.rows[r], open = R.searching(r), o = open ? R.beam(r) : R.out[r], want = open ? o.text.length : q.outputs, said = n._said; paintChip(this.app, n.firstChild, r); n.classList.toggle("cb-picked", r === sel); n.classList.toggle("cb-lesser", open && o.place > 0); setAttr(n, "data-state", STATES[q.code]);
+    setText(n._search, !open ? "" : ` – ${q.status === "finished" ? "stopped before the search ended" : "not final"}: ${o.place ? `beam ${o.place + 1}` : "the best"} of ${o.of} so far, log-probability ${o.score.toFixed(2)}`);
     const whole = r === sel || this.app.isBig("tokens"), window = whole ? 2000 : 80, from = Math.max(0, Math.floor((want - window) / 40) * 40);      // two lines are shown of the others
-    if (n._run !== R || from !== n._from || want < n._from) { said.replaceChildren(); n._from = n._n = from; n._run = R; n._new = []; if (from) said.append(h("span", { class: "cb-note", text: "… " })); }
+    if (n._run !== R || from !== n._from || want < n._from || open || n._open !== open) { said.replaceChildren(); n._from = n._n = from; n._run = R; n._open = open; n._new = []; if (from) said.append(h("span", { class: "cb-note", text: "… " })); }
     while (n._n > want) { said.lastChild.remove(); n._n--; }
     for (; n._n < want; n._n++) { const draft = n._n + 1 < want && o.step[n._n + 1] === o.step[n._n]; said.append(h("span", { class: draft ? "cb-drafted" : null, text: o.text[n._n], title: `token ${n._n + 1}, step ${o.step[n._n]}${draft ? ", an accepted draft" : ""}` })); }
     for (const s of n._new) s.classList.remove("cb-new"); n._new = [];

@@ -71,6 +71,7 @@ export class Run {
     if (buf.tr) { this.tl.transitions(u32(buf.tr)); t.history = true; }
     if (m.out) for (const [r, pieces, steps] of m.out) { const o = this.out[r]; for (let i = 0; i < pieces.length; i++) { o.text.push(pieces[i]); o.step.push(steps[i]); } }
     if (m.ended) for (const [r, step] of m.ended) this.out[r].told = step;
+    if (m.beams) for (const [step, ids, parents, pieces, scores] of m.beams) { const all = this.out[ids[0]].search || []; all.push({ step, ids, parents, pieces, scores }); for (const r of ids) this.out[r].search = all; }
     if (buf.series) { const F = f64(buf.series), k = this.cols.length; for (let i = 0; i < F.length; i++) this.series[i % k].push(F[i]); t.history = true; }
     this.steps = m.steps; this.tl.t = m.steps + 1; this.step = m.step; this.event = m.event ?? null;
     if (m.full) this.rows = this.ids.map(() => null);
@@ -91,8 +92,14 @@ export class Run {
     if (m.experts) this.mixture = true; this.experts = m.experts || null;
     this.version++; return t;
   }
-  // Whether request r's words are still open: beams say by lineage what they say, and the words are chosen when the search ends.
-  searching(r) { const o = this.out[r], q = this.rows[r]; return !!q && (o.told ? this.step < o.told : q.outputs > o.text.length); }
+  // Whether request r is a beam whose words are still open: they follow its lineage, and are chosen when the search ends.
+  searching(r) { const o = this.out[r], q = this.rows[r]; return !!q && q.outputs > 0 && !!o.search && (!o.told || this.step < o.told || (this.step === o.told && q.status !== "finished")); }
+  // What a beam says so far: its words with their steps, its place by log-probability (0: the best), and the log-probability.
+  beam(r) {
+    const { search } = this.out[r], text = [], step = []; let n = Math.min(this.rows[r].outputs, search.length); const { ids, scores } = search[n - 1]; let i = ids.indexOf(r); const score = scores[i];
+    while (n--) { const s = search[n]; text.unshift(s.pieces[i]); step.unshift(s.step); i = s.parents[i]; }
+    return { text, step, score, place: scores.filter((x) => x > score).length, of: ids.length };
+  }
   done() { let n = 0; for (const q of this.rows) if (q && (q.status === "finished" || q.status === "refused")) n++; return n; }
   // Requests whose table holds block i, in order of arrival.
   holders(i) { const v = []; this.rows.forEach((q, r) => { if (q && q.blocks.length && q.blocks.indexOf(i) >= 0) v.push(r); }); return v; }
