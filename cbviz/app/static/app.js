@@ -83,7 +83,7 @@ export async function render({ model, el, Plotly }) {
   el.classList.add("cb-host"); el.append(root); if (ownPage()) root.classList.add("cb-full");
 
   let big = null; app.isBig = (name) => big === name;
-  function enlarge(name) { if (big) { panels[big].p.classList.remove("cb-big"); panels[big].max.setAttribute("aria-label", `Enlarge ${panels[big].title.textContent}`); } big = big === name ? null : name; if (big) { panels[big].p.classList.add("cb-big"); panels[big].max.setAttribute("aria-label", "Back to its place"); } root.classList.toggle("cb-hasbig", !!big); bar.dirty = true; paintWords(); app.dirty(); }
+  function enlarge(name) { if (big) { panels[big].p.classList.remove("cb-big"); panels[big].max.setAttribute("aria-label", `Enlarge ${panels[big].title.textContent}`); } big = big === name ? null : name; if (big) { panels[big].p.classList.add("cb-big"); panels[big].max.setAttribute("aria-label", "Back to its place"); } root.classList.toggle("cb-hasbig", !!big); bar.dirty = true; utilTitles(); paintWords(); app.dirty(); }
   function compareShow(open) { if (open === compare.open) return; comparePanel.hidden = !open; root.classList.toggle("cb-comparing", open); compareButton.setAttribute("aria-expanded", String(open)); compare.show(open); if (open) closeCompare.focus({ preventScroll: true }); else compareButton.focus({ preventScroll: true }); }
   // What the utilisation panel shows: lines over steps, or one of these in their place.
   const MODES = { roof: [roofTab, roofPlot, "Roof"], inside: [insideTab, insideBody, "Inside a step"], experts: [expertTab, expertBody, "Experts"], accounts: [accountTab, accountBody, "Accounts"] }; let mode = "";
@@ -94,7 +94,7 @@ export async function render({ model, el, Plotly }) {
   }
   const roofKey = h("span", {}, h("i", { class: "cb-dotsign cb-sign-decode", "aria-hidden": "true" }), "decode", h("i", { class: "cb-dotsign cb-sign-prefill", "aria-hidden": "true" }), "prefill"), counted = h("span", { text: "counted" }); panels.util.sub.append(roofKey, counted);
   function utilTitles() {
-    setText(panels.util.title, mode ? MODES[mode][2] : app.utilTitle || "Utilisation"); roofKey.hidden = mode !== "roof"; counted.hidden = mode !== "experts" && mode !== "accounts";
+    setText(panels.util.title, mode ? MODES[mode][2] : app.utilTitle || "Utilisation"); roofKey.hidden = mode !== "roof"; counted.hidden = (mode !== "experts" && mode !== "accounts") || (!!(app.R && app.R.mixture) && big !== "util"); setText(counted, mode === "experts" ? "tokens, counted" : "counted");      // beside a mixture's tabs there is no room for it
   }
   utilTitles();
   function help() { if (keysBox.open) keysBox.close(); else keysBox.showModal(); }
