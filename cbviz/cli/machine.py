@@ -108,7 +108,7 @@ def _clipped(value: Any, most: int = 400) -> str:
 
 @plain_errors
 def calibrate(
-    device: Annotated[str, typer.Option(help="cpu, or cuda: the accelerator that torch sees.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu; cuda: the accelerator that torch sees; auto: that if there is one.")] = "cpu",
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier measurements; by default the best so far counts.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -117,22 +117,24 @@ def calibrate(
 
     with Bar("measuring", 1.0) as bar:
         tell = lambda share, text: bar.update(share, note=text)  # noqa: E731
-        if device == "cpu":
-            d = gauge.measure(tell, fresh=fresh)
-        else:
+        found = None
+        if device != "cpu":
             from cbviz.model import device_peaks
             from cbviz.runners.torch_runner import pick_device
 
             found = pick_device(device)
+        if found is None or found.type == "cpu":
+            name, d = gauge.cpu_name(), gauge.measure(tell, fresh=fresh)
+        else:
             name = device_peaks.name_of(found)
             d = gauge.keep(device_peaks.measure(found, progress=tell), name, 0, fresh=fresh)
-    kept = gauge.file_of(gauge.cpu_name() if device == "cpu" else d.name)
+    kept = gauge.file_of(name)
     if as_json:
         print_json({**dataclasses.asdict(d), "file": str(kept) if kept.exists() else None})
         return
     print(d.name)
     print(f"memory bandwidth    {d.bandwidth_bytes_s / 1e9:>8,.1f} GB/s     measured")
-    print(f"{'float32' if device == 'cpu' else '16-bit'} arithmetic  {d.flops_s / 1e9:>8,.1f} GFLOP/s  measured")
+    print(f"{'float32' if d.kind == 'cpu' else '16-bit'} arithmetic  {d.flops_s / 1e9:>8,.1f} GFLOP/s  measured")
     print(f"memory              {d.memory_bytes / 2**30:>8,.1f} GiB")
     print(f"{d.source}\n{f'kept in {kept}' if kept.exists() else f'could not be kept in {kept}'}")
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbviz import events as ev
-from cbviz.messages import StepRecord
 from cbviz.trace.accounting import SLOT_PARTS
 from cbviz.trace.state import State
 from cbviz.trace.trace import Cursor, Trace
@@ -34,21 +33,15 @@ class BlockRows(NamedTuple):
     """True where the last step changed something: taken, shared, written, cached, evicted or freed."""
 
 
-def changed_blocks(record: StepRecord, state: State) -> set[int]:
-    """Blocks that the step touched. `state`: after the step; blocks that were written are found in its tables, or among those given back."""
-    out: set[int] = set()
-    tables: dict[str, list[int]] = {r: state.requests[r].block_ids for r in {c.request_id for c in record.chunks}}
-    for e in record.events:
-        if isinstance(e, (ev.Evicted, ev.BlockCached)):
-            out.add(e.block_id)
-        elif isinstance(e, ev.Copied):
-            out |= {e.src, e.dst}
-        elif isinstance(e, (ev.Allocated, ev.Shared, ev.OutOfWindow, ev.Preempted, ev.Freed)):
-            out.update(e.block_ids)
-    for c in record.chunks:
-        out.update(tables[c.request_id][c.start // state.block_size : (c.start + c.num_tokens - 1) // state.block_size + 1])
-    out.discard(0)
-    return out
+def changed_blocks(trace: Trace, cursor: Cursor | int | None = None) -> set[int]:
+    """Blocks that the step at the cursor touched; none inside a step."""
+    at = place(trace, cursor)
+    if not at.step or at.event is not None:
+        return set()
+    state = trace.state(Cursor(at.step - 1)).clone()
+    state.touched.clear()
+    state.apply(trace.record(at.step))
+    return {b for b in state.touched if 0 < b < state.num_blocks}
 
 
 def block_map_rows(trace: Trace, cursor: Cursor | int | None = None) -> BlockRows:
@@ -61,8 +54,7 @@ def block_map_rows(trace: Trace, cursor: Cursor | int | None = None) -> BlockRow
     refs = np.array([state.ref_count(b) for b in range(n)], dtype=np.int64)
     fill = np.array([state.fill(b) if b else 0 for b in range(n)], dtype=np.int64)
     changed = np.zeros(n, dtype=bool)
-    if at.step and at.event is None:
-        changed[list(changed_blocks(trace.record(at.step), state))] = True
+    changed[list(changed_blocks(trace, at))] = True
     return BlockRows(kind, owner, refs, fill, changed)
 
 

@@ -103,7 +103,8 @@ def test_calibrate(cbviz: Call, cache: Path) -> None:
     assert d["measured"] is True
     assert d["bandwidth_bytes_s"] > 1e8
     assert Path(d["file"]).exists()
-    assert cbviz("calibrate").out.count("measured") >= 2
+    assert cbviz("calibrate", "--device", "auto").out.count("measured") >= 2
+    assert "it must be auto, cpu or cuda" in cbviz("calibrate", "--device", "gpu").err
 
 
 def test_doctor(cbviz: Call, cache: Path) -> None:

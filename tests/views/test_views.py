@@ -20,6 +20,7 @@ from cbviz.trace.utilisation import PHASES, phases
 from cbviz.views.blocks import KINDS, changed_blocks
 from cbviz.views.figure import plain
 from cbviz.views.load import PARTS, STEP_KINDS
+from tests.core.test_beam import follow, wide
 from tests.golden import NUM_STEPS, golden
 from tests.runs import run
 
@@ -87,12 +88,13 @@ def test_block_map_rows() -> None:
     assert np.flatnonzero(three.changed).tolist() == [3, 4, 7]
 
 
-def test_changed_blocks_of_real_runs_cover_every_difference() -> None:
-    trace = run(discipline="chunked")
+@pytest.mark.parametrize("made", [lambda: run(discipline="chunked"), lambda: run(kv_allocation="contiguous"), lambda: follow(wide(2))[1]], ids=["paged", "contiguous", "beams"])
+def test_changed_blocks_of_real_runs_cover_every_difference(made: Callable[[], Trace]) -> None:
+    trace = made()
     for step in range(1, len(trace) + 1):
         a, b = views.block_map_rows(trace, step - 1), views.block_map_rows(trace, step)
         different = {i for i in range(len(a.kind)) if (a.kind[i], a.refs[i], a.fill[i]) != (b.kind[i], b.refs[i], b.fill[i])}
-        assert different <= changed_blocks(trace.record(step), trace.state(step)), step
+        assert different <= changed_blocks(trace, step), step
 
 
 def test_block_table_rows() -> None:
