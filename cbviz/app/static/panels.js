@@ -98,14 +98,14 @@ export class TextPanel {
   draw() {
     const { R, sel } = this.app, by = { running: [], preempted: [], waiting: [], finished: [], refused: [] };
     R.rows.forEach((q, r) => { if (q) (q.outputs || q.status === "running" || r === sel ? by[q.status] : by.refused).push(r); });
-    let list = [...by.running, ...by.preempted, ...by.waiting, ...by.finished.reverse()]; const all = list.length; if (sel >= 0 && list.includes(sel)) list = [sel, ...list.filter((r) => r !== sel)];
+    let list = [...by.running, ...by.preempted, ...by.waiting, ...by.finished.sort((a, b) => R.root[b] - R.root[a] || a - b)]; const all = list.length; if (sel >= 0 && list.includes(sel)) list = [sel, ...list.filter((r) => r !== sel)];
     list = list.slice(0, this.most); this.none.hidden = all > 0; setText(this.more, all > list.length ? `and ${plural(all - list.length, "request")} more: pick one in the timeline to read it` : "");
     sync(this.host, list, (r) => R.id(r), (r) => this.make(r), (n, r) => this.row(n, r));
   }
   make(r) { const said = h("div", { class: "cb-words" }), search = h("span", { class: "cb-note" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said, search))); n._said = said; n._search = search; n._from = 0; n._n = 0; n._new = []; return n; }
   row(n, r) {
     const { R, sel } = this.app, q = R.rows[r], open = R.searching(r), o = open ? R.beam(r) : R.out[r], want = open ? o.text.length : q.outputs, said = n._said; paintChip(this.app, n.firstChild, r); n.classList.toggle("cb-picked", r === sel); n.classList.toggle("cb-lesser", open && o.place > 0); setAttr(n, "data-state", STATES[q.code]);
-    setText(n._search, !open ? "" : ` – ${q.status === "finished" ? "stopped before the search ended" : "not final"}: ${o.place ? `beam ${o.place + 1}` : "the best"} of ${o.of} so far, log-probability ${o.score.toFixed(2)}`);
+    setText(n._search, !open ? "" : ` – ${o.place ? `beam ${o.place + 1}` : "the best"} of ${o.of} so far, ${q.status === "finished" ? "stopped before the search ended" : "not final"}`); setAttr(n._search, "title", open ? `log-probability ${o.score.toFixed(2)}` : "");
     const whole = r === sel || this.app.isBig("tokens"), window = whole ? 2000 : 80, from = Math.max(0, Math.floor((want - window) / 40) * 40);      // two lines are shown of the others
     if (n._run !== R || from !== n._from || want < n._from || open || n._open !== open) { said.replaceChildren(); n._from = n._n = from; n._run = R; n._open = open; n._new = []; if (from) said.append(h("span", { class: "cb-note", text: "… " })); }
     while (n._n > want) { said.lastChild.remove(); n._n--; }

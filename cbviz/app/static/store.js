@@ -55,7 +55,7 @@ export class Blocks {
 export const ROW = 13, SAME_BLOCKS = 0xffffffff, STATUS = ["waiting", "running", "preempted", "finished", "refused"];
 export class Run {
   constructor(m) {
-    Object.assign(this, { meta: m.meta, step: 0, event: null, steps: 0, words: [""], ids: [], index: new Map(), info: [], tl: new Timeline(), out: [], cols: m.series, series: m.series.map(() => []), rows: [], waiting: [], running: [], chunks: [], pad: 0, config: {} });
+    Object.assign(this, { meta: m.meta, step: 0, event: null, steps: 0, words: [""], ids: [], index: new Map(), root: [], info: [], tl: new Timeline(), out: [], cols: m.series, series: m.series.map(() => []), rows: [], waiting: [], running: [], chunks: [], pad: 0, config: {} });
     this.bl = new Blocks(m.num_blocks, m.block_size); this.version = 0;
   }
   // First places of a table that hold attention sinks, which stay though the window has passed them.
@@ -66,7 +66,7 @@ export class Run {
   apply(m, buf) {
     const t = { history: false, rows: [], requests: false };
     if (m.words) this.words.push(...m.words);
-    if (m.requests) { for (const q of m.requests) { this.index.set(q.id, this.ids.length); this.ids.push(q.id); this.info.push(q); this.out.push({ text: [], step: [], told: 0 }); this.rows.push(null); } this.tl.grow(this.ids.length); t.requests = true; }
+    if (m.requests) { for (const q of m.requests) { const own = this.ids.length; this.root.push(this.index.get(q.id.replace(/\.\d+$/, "")) ?? own); this.index.set(q.id, own); this.ids.push(q.id); this.info.push(q); this.out.push({ text: [], step: [], told: 0 }); this.rows.push(null); } this.tl.grow(this.ids.length); t.requests = true; }
     if (buf.ptr) { this.tl = Timeline.fromCSR(u32(buf.ptr), u32(buf.seg), m.steps + 1); t.history = true; }
     if (buf.tr) { this.tl.transitions(u32(buf.tr)); t.history = true; }
     if (m.out) for (const [r, pieces, steps] of m.out) { const o = this.out[r]; for (let i = 0; i < pieces.length; i++) { o.text.push(pieces[i]); o.step.push(steps[i]); } }
@@ -92,6 +92,7 @@ export class Run {
     if (m.experts) this.mixture = true; this.experts = m.experts || null;
     this.version++; return t;
   }
+  // root: the request that another sequence of the same prompt belongs to (`a` for `a.1`), else the request itself.
   // Whether request r is a beam whose words are still open: they follow its lineage, and are chosen when the search ends.
   searching(r) { const o = this.out[r], q = this.rows[r]; return !!q && q.outputs > 0 && !!o.search && (!o.told || this.step < o.told || (this.step === o.told && q.status !== "finished")); }
   // What a beam says so far: its words with their steps, its place by log-probability (0: the best), and the log-probability.
