@@ -35,7 +35,7 @@ def best_of_row(best, index, second, total, out, parts, V: tl.constexpr, BLOCK: 
     x = tl.load(best + at, mask=i < parts, other=-float("inf"))
     where = tl.load(index + at, mask=i < parts, other=2147483647)
     top = tl.max(x, 0)
-    chosen = tl.min(tl.where(x == top, where, 2147483647), 0)
+    chosen = tl.minimum(tl.min(tl.where(x == top, where, 2147483647), 0), V - 1)   # of a row of NaN any: who looks its logit up must find NaN, not leave the row
     others = tl.where(where == chosen, tl.load(second + at, mask=i < parts, other=-float("inf")), x)
     lead = top - tl.max(others, 0) if V > 1 else top * 0.0
     share = tl.load(total + at, mask=i < parts, other=0.0) * tl.exp(x - top)
@@ -85,5 +85,5 @@ def draw(values, ids, temperature, top_k, top_p, uniform, out, v_r, V: tl.conste
         w = tl.exp(x - top)
         passed += tl.sum(((before + tl.cumsum(w, 0) <= wanted) & (start + i < count)).to(tl.int32), 0)
         before += tl.sum(w, 0)
-    at = tl.where(tl.load(temperature + row) > 0.0, tl.minimum(passed, count - 1), 0)
+    at = tl.where(tl.load(temperature + row) > 0.0, tl.maximum(tl.minimum(passed, count - 1), 0), 0)   # of a row of NaN none is kept
     tl.store(out + row, tl.load(ids + row * v_r + at))

@@ -77,7 +77,8 @@ def draw_rows(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tens
     probs = probs.masked_fill(~kept, 0)
     probs = torch.where(top_p[:, None] < 1, probs / probs.sum(-1, keepdim=True), probs)
     at = torch.searchsorted(probs.cumsum(-1), chance[:, None].contiguous(), right=True)
-    return order.indices.gather(-1, torch.minimum(at, kept.sum(-1, keepdim=True) - 1))[:, 0]
+    # Of a row of NaN none is kept; a card that gathers outside a row can't be used again.
+    return order.indices.gather(-1, torch.minimum(at, kept.sum(-1, keepdim=True) - 1).clamp(min=0))[:, 0]
 
 
 def num_accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:

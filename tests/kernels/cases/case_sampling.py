@@ -64,3 +64,14 @@ def test_draw_goes_through_more_than_one_tile() -> None:
     draw = kernels().draw
     assert draw is not None
     assert draw(logits.expand(len(rows), -1), one, torch.zeros(len(rows), dtype=torch.int64, device=DEVICE), tops, numbers).tolist() == want
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value encountered")   # numpy, in the interpreter
+def test_a_row_of_no_numbers_gives_an_id_of_the_row() -> None:
+    """Whoever looks up that id's logit finds NaN and says so; an id outside the row would be an access outside it."""
+    logits = torch.full((2, 5000), float("nan")).to(DEVICE)
+    assert all(0 <= i < 5000 for i in kernels().choose(logits)[0])
+    column = [torch.full((2,), x, dtype=kind, device=DEVICE) for x, kind in ((1.0, torch.float64), (0, torch.int64), (0.5, torch.float64), (0.3, torch.float64))]
+    draw = kernels().draw
+    assert draw is not None
+    assert all(0 <= i < 5000 for i in draw(logits, *column).tolist())
