@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from time import perf_counter
 
 import numpy as np
@@ -51,21 +52,28 @@ class HostStore:
         self._open: list[tuple[str, int, Future[tuple[float, float]] | tuple[torch.cuda.Event, torch.cuda.Event]]] = []
         self._then: list[Callable[[], None]] = []
         self._t0 = 0.0
+        self._zero: tuple[torch.cuda.Event, float] | None = None
+        """CUDA: a mark that the idle copying stream passed at once, and when that was, in seconds from the spans' zero."""
 
     def begin(self, out: Pairs, back: Pairs, overwritten: set[int], t0: float) -> None:
         """Starts the step's copies. On return the blocks in `overwritten` and those of `back` may be used; the rest goes on until `end`. `t0`: the spans' zero."""
         self._t0 = t0
+        if self._stream is not None:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record(self._stream)
+            self._zero = mark, perf_counter() - t0
         urgent = [p for p in out if p[0] in overwritten]
         rest = [p for p in out if p[0] not in overwritten]
         out_hosts = [h for _, h in out]
         if out:
             held = self.kv.ledger[[d for d, _ in out]].copy()
             self.ledger[out_hosts] = EMPTY
-            self._then.append(lambda: self.ledger.__setitem__(out_hosts, held))
         if back:
             self.kv.ledger[[d for d, _ in back]] = EMPTY
         waits = [self._start("swap-out", urgent), self._start("swap-in", back)]
         self._start("swap-out", rest)
+        if out:  # not before all copies were begun: the ledger may claim too little, never too much
+            self._then.append(lambda: self.ledger.__setitem__(out_hosts, held))
         for w in waits:
             if w is not None:
                 self._wait(w)
@@ -73,20 +81,22 @@ class HostStore:
             self.kv.ledger[[d for d, _ in back]] = self.ledger[[h for _, h in back]]
 
     def end(self) -> list[Span]:
-        """Waits for what still goes on. Returns the measured spans of this step's copies."""
+        """Waits for what still goes on. Returns the measured spans of this step's copies. Raises what a copy raised, once none goes on."""
         spans = []
-        for what, n, work in self._open:
+        opened, then, self._open, self._then = self._open, self._then, [], []
+        wait_for([work for _, _, work in opened if isinstance(work, Future)])
+        if self._stream is not None:
+            self._stream.synchronize()  # also for a copy that could not be begun as a whole
+        for what, n, work in opened:
             if isinstance(work, Future):
-                start, stop = work.result()
-                spans.append(Span(what, start - self._t0, stop - self._t0, n, float(n * self.bytes_per_block)))
+                start, stop = (at - self._t0 for at in work.result())
             else:
-                work[1].synchronize()
-                took = work[0].elapsed_time(work[1]) / 1e3  # when it began on the host's clock is not known: told from its end
-                now = perf_counter() - self._t0
-                spans.append(Span(what, max(0.0, now - took), now, n, float(n * self.bytes_per_block)))
-        for f in self._then:
+                assert self._zero is not None
+                mark, at = self._zero
+                start, stop = (at + mark.elapsed_time(event) / 1e3 for event in work)
+            spans.append(Span(what, start, stop, n, float(n * self.bytes_per_block)))
+        for f in then:
             f()
-        self._open, self._then = [], []
         return spans
 
     def reset(self) -> None:
@@ -125,7 +135,8 @@ class HostStore:
         self._stream.wait_stream(torch.cuda.current_stream(self.kv.device))
         with torch.cuda.stream(self._stream):
             first.record()
-            where = torch.tensor([d for d, _ in pairs], device=self.kv.device)
+            # From pinned memory, so that the host does not wait here for the copies before.
+            where = torch.tensor([d for d, _ in pairs], pin_memory=True).to(self.kv.device, non_blocking=True)
             for part, host in zip(self.kv.parts, self.parts, strict=True):
                 if what == "swap-out":
                     gathered = part.index_select(AXIS, where).movedim(AXIS, 0).contiguous()

@@ -156,7 +156,9 @@ class TorchRunner:
             if (most := max(h for _, h in (*plan.swaps_in, *plan.swaps_out))) >= self.host.num_blocks:
                 raise RunnerError(f"the plan names host block {most}; there are {self.host.num_blocks}")
             size = self.kv.block_size
-            written = {c.block_table[i] for c in plan.chunks for i in range(c.start // size, (c.start + c.num_tokens - 1) // size + 1)}
+            # A drafting model writes behind the chunk's tokens, into slots that were taken for it.
+            ahead = plan.drafting.num_tokens if plan.drafting is not None else 0
+            written = {b for c in plan.chunks for b in c.block_table[c.start // size:(c.start + c.num_tokens - 1 + ahead) // size + 1]}
             self.host.begin(plan.swaps_out, plan.swaps_in, written | self._writing, t0)
         spans = []
         if plan.copies:
@@ -179,8 +181,8 @@ class TorchRunner:
         logits = self._forward(plan.chunks, plan.num_padding_tokens)
         sampling = [c for c in plan.chunks if c.sample]
         drawn: list[tuple[int, str, int, Chunk]] = []
-        candidates = _candidates(sampling, logits)
         """(row of the logits, who draws, place of its token, chunk): one for each token and one for each draft; several sequences may draw from one row."""
+        candidates = _candidates(sampling, logits)
         num_rows = 0
         for c in sampling:
             place = c.start + c.num_tokens - c.num_draft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import sleep
 from typing import Any
 
 import pytest
@@ -83,6 +84,94 @@ def test_a_failed_step_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         except OSError:
             continue
     assert len(failures) == 3 and outputs(s) == outputs(want)
+
+
+class LateHost(HostStore):
+    """Copies to the host that nobody waits for begin when the step's work is done: the latest that they may."""
+
+    def begin(self, *args: Any) -> None:
+        self.starts = 0
+        super().begin(*args)
+
+    def _start(self, what: str, pairs: Any) -> Any:
+        self.starts += 1
+        if self.starts == 3:
+            self.late = pairs
+            return None
+        return super()._start(what, pairs)
+
+    def end(self) -> Any:
+        if self.starts:
+            super()._start("swap-out", self.late)
+        self.starts = 0
+        return super().end()
+
+    starts = 0
+    late: Any = ()
+
+
+@pytest.mark.parametrize("more", [{}, {"speculative": "self-draft", "num_speculative_tokens": 2, "num_blocks": 22}], ids=["plain", "drafts of a model"])
+def test_a_copy_to_the_host_may_be_late(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written in a step, also by a model that drafts behind the tokens, was copied before."""
+    monkeypatch.setattr("cbviz.runners.torch_runner.HostStore", LateHost)
+    kept: dict[int, Any] = {}
+    begin, copy = LateHost.begin, LateHost._copy
+
+    def note(self: LateHost, out: Any, back: Any, overwritten: Any, t0: float) -> None:
+        kept.update({h: [p.select(2, d).clone() for p in self.kv.parts] for d, h in out})
+        begin(self, out, back, overwritten, t0)
+
+    def compare(self: LateHost, what: str, pairs: Any) -> Any:
+        done = copy(self, what, pairs)
+        if what == "swap-out":
+            assert all(torch.equal(mine, host[h]) for _, h in pairs for mine, host in zip(kept[h], self.parts, strict=True)), "overwritten before it was copied"
+        return done
+
+    monkeypatch.setattr(LateHost, "begin", note)
+    monkeypatch.setattr(LateHost, "_copy", compare)
+    s = session(preemption_mode="swap", **more)
+    s.run()
+    assert sum(isinstance(e, ev.SwappedOut) for r in s.trace for e in r.events) > 1
+
+
+def test_a_copy_that_fails_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = KVStore(1, 4, 1, 2, 3)
+    kv.ledger[:] = 7
+    host = HostStore(kv, 3)
+
+    def breaks(what: str, pairs: Any) -> tuple[float, float]:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as m:
+        m.setattr(host, "_copy", breaks)
+        with pytest.raises(OSError):
+            host.begin([(1, 0), (2, 1)], [], {1}, 0.0)
+        with pytest.raises(OSError):
+            host.end()
+    assert not host.ledger.any()
+    host.begin([(1, 0)], [], set(), 0.0)
+    assert [x.what for x in host.end()] == ["swap-out"] and host.ledger[0].tolist() == [7, 7] and not host.ledger[1:].any()
+
+
+def test_no_copy_goes_on_behind_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step's other copies were begun; a block that the next step writes must not be filled from the host after that."""
+    kv = KVStore(1, 4, 1, 2, 3)
+    host = HostStore(kv, 3)
+    done: list[str] = []
+
+    def copy(what: str, pairs: Any) -> tuple[float, float]:
+        if what == "swap-out":
+            raise OSError("no memory")
+        sleep(0.1)
+        done.append(what)
+        return 0.0, 0.0
+
+    monkeypatch.setattr(host, "_copy", copy)
+    with pytest.raises(OSError):
+        host.begin([(1, 0)], [(2, 1)], {1}, 0.0)
+    with pytest.raises(OSError):
+        host.end()
+    assert done == ["swap-in"] and not kv.ledger.any() and not host.ledger.any()
 
 
 def test_the_order_of_a_steps_copies() -> None:
