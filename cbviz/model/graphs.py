@@ -63,6 +63,9 @@ class Backend(Protocol):
 
     device: torch.device
 
+    def enter(self) -> None:
+        """Work is about to be launched from this thread, which need not be the one of the last time."""
+
     def staging(self, num_bytes: int) -> torch.Tensor:
         """Bytes of host memory that transfers leave and reach while the host goes on. A new one each time: the last may still be under way."""
 
@@ -95,11 +98,14 @@ class Cuda:
     """A CUDA card. All recorded passes share one pool of memory: one runs at a time, and none leaves a result in it."""
 
     def __init__(self, device: torch.device) -> None:
-        if device.index is not None:
-            torch.cuda.set_device(device)  # where Triton launches
         self.device = device
+        self.enter()
         self._side = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+
+    def enter(self) -> None:
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)  # where Triton launches; each thread has its own
 
     def staging(self, num_bytes: int) -> torch.Tensor:
         # torch keeps pinned memory for reuse, and does not give a piece out again before the transfers from and to it are done.
@@ -157,6 +163,9 @@ class InOrder:
     """A stand-in for a card, on the CPU: all that is launched is done at once, in order, and a recording is the work itself. For tests and dry runs."""
 
     device = torch.device("cpu")
+
+    def enter(self) -> None:
+        pass
 
     def staging(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
@@ -276,8 +285,10 @@ class _Recorded:
 
     memory: torch.Tensor
     replay: Callable[[], None]
-    held: tuple[torch.Tensor, ...]
-    """What it reads and writes beside the inputs: it must stay where it is."""
+    logits: torch.Tensor
+    """Where it leaves them."""
+    order: torch.Tensor
+    """The rows that it samples: read by the recording, so it must stay where it is."""
 
 
 @dataclass(slots=True)
@@ -352,6 +363,7 @@ class DevicePass:
     @torch.inference_mode()
     def forward(self, parts: Sequence[Part], kv: KVStore, num_padding: int, rows: Sequence[int]) -> torch.Tensor:
         """Launches one pass over the parts and returns logits [R, vocab] float32 on the device, valid until the next pass. `rows`: tokens whose logits are wanted."""
+        self.backend.enter()
         if kv is self.kv and parts and not num_padding and all(len(ids) == 1 for ids, _, _ in parts):
             logits = self._decodes(parts, rows) if not self.refused else None
             if logits is not None:
@@ -397,7 +409,7 @@ class DevicePass:
         recorded.replay()
         self.counts.replayed += 1
         self.counts.padded_rows += key[0] - n
-        logits = self._logits[:n]
+        logits = recorded.logits[:n]
         if len(rows) == n and all(r == i for i, r in enumerate(rows)):
             return logits
         return logits.index_select(0, views(memory, *sizes).rows[:len(rows)])
@@ -406,8 +418,7 @@ class DevicePass:
         """Runs the pass once for warmth (it computes this very step, and the replay computes it again), then records it."""
         num, kv = key[0], self.kv
         if len(self._logits) < num:
-            # Results lie outside the recordings' shared memory. Recordings that point to the smaller buffer are made anew.
-            self._recorded.clear()
+            # Results lie outside the recordings' shared memory. Earlier recordings keep the smaller buffer.
             self._logits = torch.empty(max(num, min(self.seats, _ROOM)), self.decoder.config.vocab_size, device=self.backend.device)
         logits = self._logits[:num]
         order = torch.arange(num, device=self.backend.device)
@@ -428,7 +439,7 @@ class DevicePass:
             self.forget()
             self.refused = f"a capture failed: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no reason given'}"
             return None
-        recorded = self._recorded[key] = _Recorded(memory, replay, (order, logits))
+        recorded = self._recorded[key] = _Recorded(memory, replay, logits, order)
         self.counts.captured += 1
         self.counts.capture_s += time.perf_counter() - t0
         return recorded
