@@ -87,7 +87,7 @@ def recorded(ops: OpSet, log: list[tuple[str, torch.Tensor]], names: dict[int, s
     """The same operators, each writing down its result. `names`: of weights, by identity."""
 
     def keep(name: str, out: torch.Tensor) -> torch.Tensor:
-        log.append((name, out.detach().clone()))
+        log.append((name, out.detach().to("cpu", copy=True)))
         return out
 
     def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -181,7 +181,7 @@ def step_difference(decoder: Decoder, parts: Sequence[tuple[list[int], int, int]
     def run(some: Sequence[int]) -> _Pass:
         log.clear()
         logits = _go(used, [parts[i] for i in some], [tables[i] for i in some], store)
-        return _Pass(logits, cached(store, tables[which], start, start + n), list(log))
+        return _Pass(logits.cpu(), cached(store, tables[which], start, start + n), list(log))
 
     together, by_itself = run(range(len(parts))), run([which])
     rows, one = slice(at, at + n), slice(which, which + 1)
@@ -207,4 +207,4 @@ def _go(decoder: Decoder, parts: Sequence[tuple[list[int], int, int]], tables: S
     token_ids = torch.tensor([t for ids, start, n in parts for t in ids[start:start + n]], device=device)
     positions = torch.tensor([p for _, start, n in parts for p in range(start, start + n)], device=device)
     batch = Batch.build(list(tables), lens, [start + n for _, start, n in parts], kv.block_size, 0, device)
-    return decoder.forward(token_ids, positions, batch, kv, torch.tensor(np.cumsum(lens) - 1 if rows is None else rows, dtype=torch.int64, device=device)).cpu()
+    return decoder.forward(token_ids, positions, batch, kv, torch.tensor(np.cumsum(lens) - 1 if rows is None else rows, dtype=torch.int64, device=device))

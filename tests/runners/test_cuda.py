@@ -10,7 +10,7 @@ import torch
 
 from cbviz.bench import op_suite
 from cbviz.config import EngineConfig
-from cbviz.messages import RequestSpec
+from cbviz.messages import RequestSpec, Sampling
 from cbviz.model import ops
 from cbviz.runners.torch_runner import TorchRunner
 from cbviz.session import Session
@@ -85,6 +85,16 @@ def test_a_request_alone_and_one_that_no_graph_serves(kernels: str) -> None:
     s = Session([RequestSpec("a", (5, 6, 7), 9, arrival_step=1)], runner=r, device="cuda", precision="exact", clock="modelled", num_blocks=40, block_size=4)
     s.run()
     assert r.device_pass is not None and r.device_pass.counts.eager == 1 and r.device_pass.counts.eager_decodes == 0  # the prompt, and nothing else
+
+
+def test_a_step_and_a_request_are_held_against_themselves_alone(kernels: str) -> None:
+    runner = cuda(kernels)
+    step = runner.step_difference([(list(range(1, 9)), 4, 4), (list(range(3, 9)), 5, 1)], 1)
+    assert step.ops and step.rows == (5, 1) and step.logits.largest < 1e-3
+    ids = list(range(1, 8))
+    found = runner.alone("a", ids, [(0, 6), (6, 1)], Sampling(), [6, 7], [1, 2])
+    drawn = runner.alone("a", ids, [(0, 6), (6, 1)], Sampling(temperature=0.8, top_k=5), [6, 7], [1, 2])
+    assert len(found.tokens) == len(drawn.tokens) == 2
 
 
 @pytest.mark.parametrize("kind", list(op_suite.TOLERANCE))
