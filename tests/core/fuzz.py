@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -319,22 +319,47 @@ def finish(engine: Engine, trace: Trace, c: Case) -> None:
             assert r.output_token_ids == alone, f"{spec.request_id}: other tokens than alone"
 
 
-def play(c: Case, engine: Engine | None = None, max_steps: int = 4000) -> tuple[Engine, Trace]:
-    """Runs a case to its end under the judge's eyes."""
-    engine = engine or make_engine(c.config)
-    trace = make_trace(c.config)
+def steps(c: Case, engine: Engine, trace: Trace, *, mirror: Engine | None = None, faults: tuple[type[BaseException], ...] = (), before: Callable[[], object] = lambda: None,
+          most: int = 4000) -> Iterator[StepRecord]:
+    """Steps a case to its end under the judge's eyes; the records. Raises AssertionError if `most` tries are not enough.
+
+    `mirror`: applies each record, as it comes back from a file, and must then stand where `engine` stands. `faults`: what a step may raise; all must then be
+    as if it had not been tried, and it is tried again. `before`: called before each try.
+    """
     engine.enqueue(c.specs)
+    if mirror is not None:
+        mirror.enqueue(c.specs)
     last = max(c.at, default=0)
-    for step in range(1, max_steps + 1):
+    for step in range(1, most + 1):
         ask(engine, c.at.get(step, ()))
-        record = engine.step()
+        before()
+        digest = engine.digest() if faults else None
+        try:
+            record = engine.step()
+        except faults:
+            assert engine.digest() == digest
+            continue
         if record is None:
             if step > last:
-                break
+                return
             continue
         judge(engine, trace, record)
         assert not engine.stuck, engine.stuck
-    else:
-        raise AssertionError(f"the run did not end in {max_steps} steps")
+        if mirror is not None:
+            mirror.apply(msgspec.json.decode(msgspec.json.encode(record), type=StepRecord))
+            check(mirror.scheduler)
+            assert mirror.digest() == engine.digest(), f"step {record.step}"
+            assert mirror.now_s == engine.now_s
+            assert mirror.pending_ids == engine.pending_ids
+        yield record
+    raise AssertionError(f"the run did not end in {most} steps")
+
+
+def play(c: Case, engine: Engine | None = None, *, mirror: Engine | None = None, faults: tuple[type[BaseException], ...] = ()) -> tuple[Engine, Trace]:
+    """Runs a case to its end, with everything that must hold there. See `steps`."""
+    engine = engine or make_engine(c.config)
+    trace = make_trace(c.config)
+    for _ in steps(c, engine, trace, mirror=mirror, faults=faults):
+        pass
     finish(engine, trace, c)
     return engine, trace

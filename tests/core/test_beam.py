@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
-import msgspec
 import pytest
 
 from cbviz import events as ev
 from cbviz.config import ConfigError
-from cbviz.core.check import check
 from cbviz.core.policy import POLICIES, Policy
 from cbviz.engine.engine import Engine
-from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord
+from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput
 from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.trace import Trace
 from tests.core.byhand import byhand, found, spec
-from tests.core.fuzz import Case, LedgerRunner, ask, judge, make_engine, make_trace
+from tests.core.fuzz import Case, LedgerRunner, make_engine, make_trace, steps
 
 STOP = 3
 
@@ -62,24 +60,8 @@ def follow(c: Case, fail: float = 0.0) -> tuple[Engine, Trace]:
     rng = random.Random(7)
     runner = Ranking(c.config, lambda plan: OSError("power") if rng.random() < fail else None)
     engine, mirror, trace = make_engine(c.config, runner), make_engine(c.config, Ranking(c.config)), make_trace(c.config)
-    engine.enqueue(c.specs)
-    mirror.enqueue(c.specs)
-    for step in range(1, 3000):
-        ask(engine, c.at.get(step, ()))
-        before = engine.digest()
-        try:
-            record = engine.step()
-        except OSError:
-            assert engine.digest() == before
-            continue
-        if record is None:
-            break
-        judge(engine, trace, record)
-        mirror.apply(msgspec.json.decode(msgspec.json.encode(record), type=StepRecord))
-        check(mirror.scheduler)
-        assert mirror.digest() == engine.digest(), f"step {record.step}"
-    else:
-        raise AssertionError("the run did not end")
+    for _ in steps(c, engine, trace, mirror=mirror, faults=(OSError,) if fail else ()):
+        pass
     assert engine.scheduler.pool.num_free == c.config.num_usable_blocks and not engine.scheduler.requests
     check_trace(trace)
     return engine, trace

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from cbviz import events as ev
-from cbviz.core.check import check
-from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput, StepRecord
-from tests.core.fuzz import LedgerRunner, ask, case, finish, judge, make_engine, make_trace
+from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
+from tests.core.fuzz import LedgerRunner, case, finish, make_engine, make_trace, steps
 
 LAYERS, EXPERTS = 3, 4
 
@@ -36,20 +35,8 @@ def test_a_mirror_follows(seed: int) -> None:
     c = case(seed, policy="experts")
     c.specs = [msgspec.structs.replace(x, session=(None, "s1", "s2")[i % 3]) for i, x in enumerate(c.specs)]
     engine, mirror, trace = make_engine(c.config, RoutingRunner(c.config)), make_engine(c.config), make_trace(c.config)
-    engine.enqueue(c.specs)
-    mirror.enqueue(c.specs)
     seen = False
-    for step in range(1, 4000):
-        ask(engine, c.at.get(step, ()))
-        record = engine.step()
-        if record is None:
-            if step > max(c.at, default=0):
-                break
-            continue
-        judge(engine, trace, record)
-        mirror.apply(msgspec.json.decode(msgspec.json.encode(record), type=StepRecord))
-        check(mirror.scheduler)
-        assert mirror.digest() == engine.digest(), f"step {record.step}"
+    for _ in steps(c, engine, trace, mirror=mirror):
         seen |= bool(engine.scheduler.routed)
         restored = make_engine(c.config)
         restored.scheduler.restore(json.loads(json.dumps(engine.scheduler.snapshot())), {x.request_id: x for x in c.specs} | {x.request_id: x for r in trace for x in r.arrivals})

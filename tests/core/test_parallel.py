@@ -15,7 +15,7 @@ from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.explain import explain
 from tests.core.byhand import found, run, spec
-from tests.core.fuzz import DISCIPLINE_NAMES, Case, case, make_engine
+from tests.core.fuzz import DISCIPLINE_NAMES, Case, LedgerRunner, case, make_engine, play
 from tests.engine.test_replay import follow
 
 
@@ -61,23 +61,8 @@ def test_swapped_out_in_the_step_that_copied_for_it() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_step_that_fails_leaves_everything_as_it_was(seed: int) -> None:
-    from tests.core.fuzz import LedgerRunner, finish, judge, make_trace
-
     c, rng = wide(seed, preemption_mode="swap"), random.Random(seed)
-    engine = make_engine(c.config, LedgerRunner(c.config, lambda plan: OSError("power") if rng.random() < 0.3 else None))
-    trace = make_trace(c.config)
-    engine.enqueue(c.specs)
-    c.at.clear()
-    while engine.has_work:
-        before = engine.digest()
-        try:
-            record = engine.step()
-        except OSError:
-            assert engine.digest() == before
-            continue
-        assert record is not None
-        judge(engine, trace, record)
-    finish(engine, trace, c)
+    play(c, make_engine(c.config, LedgerRunner(c.config, lambda plan: OSError("power") if rng.random() < 0.3 else None)), faults=(OSError,))
 
 
 def test_by_hand() -> None:

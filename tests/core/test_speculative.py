@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -17,8 +16,8 @@ from cbviz.core.speculative import PROPOSERS, ProposerError, ngram
 from cbviz.messages import RequestSpec, RunnerOutput, Sampling
 from cbviz.runners.tape import TapeRunner
 from cbviz.trace.accounting import check_trace
-from tests.core.fuzz import DISCIPLINE_NAMES, POLICY_NAMES, SPEC, LedgerRunner, case, finish, judge, make_engine, make_trace, play
-from tests.engine.test_replay import follow
+from tests.core.fuzz import DISCIPLINE_NAMES, POLICY_NAMES, SPEC, LedgerRunner, case, make_engine, play
+from tests.engine.test_replay import follow, resume
 
 TAKES_DRAFTS = tuple(d for d in DISCIPLINE_NAMES if d != "static-padded")
 
@@ -55,23 +54,7 @@ def test_a_mirror_follows_and_knobs_change(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_from_any_step_on(seed: int) -> None:
-    c = case(seed, inputs=False, drafts=True)
-    _, smooth = play(c)
-    for at in sorted({1, len(smooth) // 3, len(smooth) // 2}):
-        first = make_engine(c.config)
-        first.enqueue(c.specs)
-        records = [first.step() for _ in range(at)]
-        second = make_engine(c.config, LedgerRunner(c.config))
-        second.restore(json.loads(json.dumps(first.snapshot())), {x.request_id: x for x in c.specs})
-        assert second.digest() == first.digest()
-        trace = make_trace(c.config)
-        for record in records:
-            assert record is not None
-            trace.append(record)
-        while (record := second.step()) is not None:
-            judge(second, trace, record)
-        assert [r.events for r in trace] == [r.events for r in smooth]
-        finish(second, trace, c)
+    resume(case(seed, inputs=False, drafts=True))
 
 
 def test_a_failed_pass_takes_the_drafts_back() -> None:
@@ -82,22 +65,13 @@ def test_a_failed_pass_takes_the_drafts_back() -> None:
         rng = random.Random(seed)
 
         def fail(plan: object, rng: random.Random = rng) -> BaseException | None:
-            return RuntimeError("a pass that fails") if rng.random() < 0.2 else None
+            nonlocal failed
+            if rng.random() >= 0.2:
+                return None
+            failed += 1
+            return RuntimeError("a pass that fails")
 
-        engine = make_engine(c.config, LedgerRunner(c.config, fail))
-        engine.enqueue(c.specs)
-        trace = make_trace(c.config)
-        while engine.has_work:
-            before = engine.digest()
-            try:
-                record = engine.step()
-            except RuntimeError:
-                failed += 1
-                assert engine.digest() == before
-                continue
-            if record is not None:
-                judge(engine, trace, record)
-        finish(engine, trace, c)
+        play(c, make_engine(c.config, LedgerRunner(c.config, fail)), faults=(RuntimeError,))
     assert failed > 20
 
 

@@ -15,7 +15,7 @@ from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.explain import explain
 from tests.core.byhand import found, run, spec
-from tests.core.fuzz import DISCIPLINE_NAMES, LedgerRunner, ask, case, finish, judge, make_engine, make_trace, play
+from tests.core.fuzz import DISCIPLINE_NAMES, LedgerRunner, case, make_engine, play
 from tests.engine.test_replay import follow
 
 SWAP: dict[str, Any] = {"preemption_mode": "swap", "swap_blocks": 200}
@@ -65,25 +65,7 @@ def test_a_step_that_fails_leaves_everything_as_it_was(seed: int) -> None:
     def fail(plan: SchedulerOutput) -> BaseException | None:
         return OSError("power") if (plan.swaps_in or plan.swaps_out or plan.step % 7 == 0) and rng.random() < 0.5 else None
 
-    engine = make_engine(c.config, LedgerRunner(c.config, fail))
-    trace = make_trace(c.config)
-    engine.enqueue(c.specs)
-    step = 1
-    while step < 3000:
-        ask(engine, c.at.pop(step, ()))
-        before = engine.digest()
-        try:
-            record = engine.step()
-        except OSError:
-            assert engine.digest() == before
-            continue
-        step += 1
-        if record is None:
-            if step > max(c.at, default=0):
-                break
-            continue
-        judge(engine, trace, record)
-    finish(engine, trace, c)
+    play(c, make_engine(c.config, LedgerRunner(c.config, fail)), faults=(OSError,))
 
 
 def test_by_hand() -> None:

@@ -18,7 +18,7 @@ from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
 from cbviz.trace.trace import Trace
-from tests.core.fuzz import Case, LedgerRunner, ask, case, finish, judge, make_engine, make_trace, play
+from tests.core.fuzz import Case, LedgerRunner, ask, case, finish, judge, make_engine, make_trace, play, steps
 
 
 class Fault(Exception):
@@ -46,9 +46,8 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 def play_with_faults(c: Case, faults: dict[int, BaseException], engine: Engine) -> Trace:
     """Runs a case; at each step of `faults` the step is tried once with the fault and then again without."""
     trace = make_trace(c.config)
-    engine.enqueue(c.specs)
-    for step in range(1, 4000):
-        ask(engine, c.at.get(step, ()))
+
+    def try_once() -> None:
         now = engine.step_count + 1
         if now in faults and engine.has_work:
             before = picture(engine)
@@ -56,12 +55,9 @@ def play_with_faults(c: Case, faults: dict[int, BaseException], engine: Engine) 
                 engine.step()
             assert differences(before, picture(engine)) == []
             check(engine.scheduler)
-        record = engine.step()
-        if record is None:
-            if step > max(c.at, default=0):
-                break
-            continue
-        judge(engine, trace, record)
+
+    for _ in steps(c, engine, trace, before=try_once):
+        pass
     finish(engine, trace, c)
     return trace
 
