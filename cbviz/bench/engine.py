@@ -51,11 +51,14 @@ NUM_BLOCKS = 512
 BLOCK_SIZE = 16
 ALONE = (91, 64)
 """Prompt and output tokens of the single stream."""
+SLOW_S = 60.0
+"""Whose first run of a load takes longer does not run that load again: transformers' continuous batching takes minutes on a CPU, where each step computes
+attention scores of all its tokens against the KV of all requests, masked."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One contender under one load. `tokens_per_s`: output tokens over wall time, prefill included, one figure a round."""
+    """One contender under one load. `tokens_per_s`: output tokens over wall time, prefill included, one figure a round; one figure alone of who is slow."""
 
     tokens_per_s: list[float]
     floor_share: float | None = None
@@ -77,8 +80,8 @@ class Load:
     contenders: dict[str, Timing] = field(default_factory=dict)
 
     def ratio(self, a: str, b: str) -> list[float]:
-        """Speed of a over that of b, one figure a round."""
-        return [x / y for x, y in zip(self.contenders[a].tokens_per_s, self.contenders[b].tokens_per_s, strict=True)]
+        """Speed of a over that of b, one figure a round in which both ran."""
+        return [x / y for x, y in zip(self.contenders[a].tokens_per_s, self.contenders[b].tokens_per_s, strict=False)]
 
 
 class Contender(Protocol):
@@ -138,7 +141,6 @@ class ContinuousTransformers:
         import transformers
         from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
 
-        self.name = f"transformers-continuous {transformers.__version__}"
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
         config = ContinuousBatchingConfig(page_size=BLOCK_SIZE, num_blocks=seats * (room // BLOCK_SIZE + 2), max_batch_tokens=256, max_requests_per_batch=seats,
                                           allow_block_sharing=False)
@@ -169,11 +171,9 @@ class ContinuousTransformers:
 class Turned:
     """A contender that is made for each of its turns and then ended; making it does not count."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+        self.name = name
         self._make = make
-        first = make()
-        self.name: str = first.name
-        first.close()
 
     def run(self, requests: Requests, seats: int) -> tuple[float, int]:
         contender = self._make()
@@ -240,7 +240,7 @@ def export(model: LoadedModel, folder: Path) -> None:
 
 
 def measure(name: str, requests: Requests, seats: int, contenders: Sequence[Contender], rounds: int, tell: Callable[[str], None]) -> Load:
-    """Every contender once a round, in turn. A short run of each comes first and does not count."""
+    """Every contender once a round, in turn; who is slow (`SLOW_S`) in the first alone. A short run of each comes first and does not count."""
     speeds: dict[str, list[float]] = {c.name: [] for c in contenders}
     shares: dict[str, list[float]] = {}
     wanted = sum(n for _, n in requests)
@@ -250,6 +250,8 @@ def measure(name: str, requests: Requests, seats: int, contenders: Sequence[Cont
     for i in range(rounds):
         for c in contenders:
             tell(f"{name}, round {i + 1}: {c.name}")
+            if i and wanted / speeds[c.name][0] > SLOW_S:
+                continue
             gc.collect()
             seconds, produced = c.run(requests, seats)
             if produced != wanted:
@@ -285,9 +287,9 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
             if importlib.util.find_spec("transformers") is None:
                 notes.append("transformers is not installed here: not measured")
             else:
-                contenders.append(Transformers(folder))
-                # Its own thread polls while it has nothing to do, so it is there only for its turn.
-                contenders.append(Turned(lambda: ContinuousTransformers(folder, seats, room)))
+                static = Transformers(folder)
+                # The thread of the other one polls while it has nothing to do, so it is there only for its turn.
+                contenders += [static, Turned(static.name.replace(" ", "-continuous ", 1), lambda: ContinuousTransformers(folder, seats, room))]
         for kind, where, path in (("vllm", python, None), ("llama", llama_python, source.path)):
             if where is None:
                 notes.append(f"{kind}: not measured, --{kind}-python names a Python that has it")
@@ -341,6 +343,8 @@ def table(result: dict[str, Any]) -> str:
             ratios = "".join(f"{x['ratios'][n][o]:>16.2f}" for o in others) if n in x["ratios"] else " " * 16 * len(others)
             share = f"{t['floor_share']:>13.0%}" if t["floor_share"] is not None else ""
             lines.append(f"{n:{wide}}{t['median']:>9.1f}{ratios} {share}".rstrip())
+        lines += [f"{n}: one round of {result['rounds']}, a run takes {x['output_tokens'] / t['median']:.0f} s" for n, t in x["contenders"].items()
+                  if len(t["tokens_per_s"]) < result["rounds"]]
     lines += ["", f"The floor: reading weights and KV once a step at {result['device']['bandwidth_bytes_s'] / 1e9:.1f} GB/s (measured); share of it in decode-only steps."]
     if result["decode"]:
         lines += decode.table(result["decode"], [n for n in result["decode"][0]["contenders"] if n not in PRECISIONS])

@@ -133,7 +133,6 @@ class Llama:
                     free.append(seat)
         return produced
 
-
     def decode(self, prompts: list[list[int]], steps: int) -> list[float]:
         import numpy as np
 

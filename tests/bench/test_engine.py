@@ -94,6 +94,20 @@ def test_everybody_in_turn_and_nobody_short(capsys: pytest.CaptureFixture[str]) 
         bench.measure("article", REQUESTS, 2, [Counted("a", log), Counted("b", log, bad=3)], 3, told.append)
 
 
+def test_who_is_slow_runs_a_load_once_and_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SLOW_S", 1.2)
+    log: list[str] = []
+    slow = Counted("other 1", log)
+    slow.run(REQUESTS, 2)  # so that its first round takes 1.5 seconds; that of `fast` takes 1
+    load = bench.measure("article", REQUESTS, 2, [Counted("fast", log), slow], 3, log.append)
+    assert log.count("fast") == 4 and log.count("other 1") == 3
+    assert load.contenders["other 1"].tokens_per_s == [8.0] and load.ratio("fast", "other 1") == [1.5]
+    contenders = {n: {"tokens_per_s": t.tokens_per_s, "median": t.median, "floor_share": None} for n, t in load.contenders.items()}
+    text = bench.table({"model": "m", "threads": 1, "kernels": "", "rounds": 3, "device": {"bandwidth_bytes_s": 1e9}, "decode": [], "quality": {}, "notes": [],
+                        "loads": [{"name": "article", "seats": 2, "requests": 3, "output_tokens": 12, "contenders": contenders, "ratios": {"fast": {"other 1": 1.5}}}]})
+    assert "other 1: one round of 3, a run takes 2 s" in text and "fast: one round" not in text
+
+
 def test_a_worker_without_the_engine_says_so() -> None:
     with pytest.raises(ConfigError, match=r"llama does not run in .*: ModuleNotFoundError"):
         bench.Foreign("llama", sys.executable, Path("x.gguf"), 1, 1, 64)
