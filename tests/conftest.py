@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,26 @@ def recordings(variable: str, default: str) -> Path:
     if not folder.is_dir():
         absent(f"{variable}: no folder {folder}")
     return folder
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """So many threads for torch, and for whoever asks the environment."""
+    import torch
+
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", str(n))
+        torch.set_num_threads(n)
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Other tests may run beside these on two cores, and operators this small gain nothing by a second thread: it would mostly wait."""
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,7 @@ from cbviz.model.quality import kv_quality, surprise
 from tests.model.test_precision import model, tokens
 
 MODEL = model(hidden=64, heads=4, kv_heads=2, dim=16, inter=80, vocab=97, windows=(0, 0))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_quality_of_numbers_and_of_codes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from cbviz.model import hub
+from cbviz.model import cpu_pass, hub, native
 from cbviz.model.decoder import Decoder
 from cbviz.model.loader import LoadedModel, load
-from cbviz.model.ops import Batch
+from cbviz.model.ops import Batch, OpSet
 
 VOCAB = 97
 SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
@@ -49,13 +49,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Other tests may run beside these on two cores: a second thread would mostly wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="module", autouse=True)
+def _threads(one_thread: None) -> None:
+    """For every test here."""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> OpSet:
+    built = native.library()
+    if built.lib is None:
+        pytest.skip(f"no compiled kernels here: {built.about}")
+    return cpu_pass.op_set(built)
 
 
 @dataclass
@@ -71,6 +75,16 @@ class Tiny:
         """transformers' logits [T, V] of one sequence."""
         with torch.inference_mode():
             return self.judge(torch.tensor([ids])).logits[0]
+
+
+def awkward_batch(rng: random.Random, block_size: int) -> tuple[Batch, int]:
+    """Decodes of very different lengths and chunks with and without a prefix, in any order, blocks anywhere, three rows of padding; and how many blocks there are."""
+    shapes = [(1, 1), (1, 15), (5, 5), (1, 16), (1, 300), (33, 70), (1, 17), (1, 18), (2, 90), (20, 20)]  # (queries, length)
+    rng.shuffle(shapes)
+    needed = [(n + block_size - 1) // block_size for _, n in shapes]
+    num_blocks = sum(needed) + 2
+    free = rng.sample(range(1, num_blocks), num_blocks - 1)
+    return Batch.build([[free.pop() for _ in range(n)] for n in needed], [q for q, _ in shapes], [n for _, n in shapes], block_size, num_padding=3), num_blocks
 
 
 @pytest.fixture(scope="session")

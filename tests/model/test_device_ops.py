@@ -15,6 +15,7 @@ from cbviz.model.matrix import convert
 from cbviz.model.ops import Batch
 from cbviz.model.sampling import draw_rows, filtered_probs
 from tests.device import NoWaiting
+from tests.model.conftest import awkward_batch
 
 REF, DEV = ops.REFERENCE, device_ops.TORCH
 
@@ -50,12 +51,7 @@ def test_write_and_attention(sinks: int, heads: int, heads_kv: int, dim: int, bl
     monkeypatch.setattr(device_ops, "_GATHERED_TOKENS", 600)
     rng = random.Random(f"{heads} {block_size} {window}")
     torch.manual_seed(rng.randrange(10**6))
-    shapes = [(1, 1), (1, 15), (5, 5), (1, 16), (1, 300), (33, 70), (1, 17), (1, 18), (2, 90), (20, 20)]  # (queries, length)
-    rng.shuffle(shapes)
-    needed = [(n + block_size - 1) // block_size for _, n in shapes]
-    num_blocks = sum(needed) + 2
-    free = rng.sample(range(1, num_blocks), num_blocks - 1)
-    batch = Batch.build([[free.pop() for _ in range(n)] for n in needed], [q for q, _ in shapes], [n for _, n in shapes], block_size, num_padding=3)
+    batch, num_blocks = awkward_batch(rng, block_size)
     tokens = len(batch.slot_mapping)
     data = torch.randn(2, num_blocks, heads_kv, block_size, dim).to(kind).float()
     data[:, 0] = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +21,6 @@ from cbviz.model.sampling import Draw, sample
 from tests.device import NoWaiting, Tape
 
 VOCAB = 61
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def decoder(operators: OpSet = device_ops.TORCH, window: int = 0) -> Decoder:

@@ -25,6 +25,7 @@ from cbviz.model.rowwise import ROWWISE
 from cbviz.runners.torch_runner import TorchRunner
 from cbviz.session import Session
 from cbviz.trace.alone import life, parts_of
+from tests.conftest import torch_threads
 from tests.model.test_precision import PRECISIONS, SHAPES, model, spread, tokens
 
 PIECES = [[3, 1, 1, 30, 1, 5], [1], [1] * 4 + [50, 16], [33]]
@@ -33,10 +34,8 @@ needs_compiler = pytest.mark.skipif(native.library().lib is None, reason=f"no co
 
 @pytest.fixture(scope="module", autouse=True)
 def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 # operators

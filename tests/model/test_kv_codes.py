@@ -8,21 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from cbviz.model import cpu_ops, cpu_pass, native, ops
+from cbviz.model import cpu_ops, ops
 from cbviz.model.kv_store import STORAGE, KVLayer, KVStore
 from cbviz.model.loader import LoadedModel
 from cbviz.model.ops import Batch, OpSet
 from tests.model.test_precision import SHAPES, model, tokens
 
 MASKS = [(0, 0), (9, 0), (9, 3), (1, 1), (20, 17), (5, 60)]
-
-
-@pytest.fixture(scope="module")
-def compiled() -> OpSet:
-    built = native.library()
-    if built.lib is None:
-        pytest.skip(f"no compiled kernels here: {built.about}")
-    return cpu_pass.op_set(built)
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, sinks: int) -> torch.Tensor:

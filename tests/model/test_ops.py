@@ -11,6 +11,7 @@ from cbviz.model import cpu_ops, ops
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVLayer
 from cbviz.model.ops import Batch
+from tests.model.conftest import awkward_batch
 
 REF, CPU = ops.REFERENCE, cpu_ops.CPU
 
@@ -63,12 +64,7 @@ def test_write_and_attention(heads: int, heads_kv: int, dim: int, block_size: in
     monkeypatch.setattr(cpu_ops, "_MAX_GATHERED_TOKENS", 200)
     rng = random.Random(f"{heads} {block_size} {window}")
     torch.manual_seed(rng.randrange(10**6))
-    shapes = [(1, 1), (1, 15), (5, 5), (1, 16), (1, 300), (33, 70), (1, 17), (1, 18), (2, 90), (20, 20)]  # (queries, length)
-    rng.shuffle(shapes)
-    needed = [(n + block_size - 1) // block_size for _, n in shapes]
-    num_blocks = sum(needed) + 2
-    free = rng.sample(range(1, num_blocks), num_blocks - 1)
-    batch = Batch.build([[free.pop() for _ in range(n)] for n in needed], [q for q, _ in shapes], [n for _, n in shapes], block_size, num_padding=3)
+    batch, num_blocks = awkward_batch(rng, block_size)
     tokens = len(batch.slot_mapping)
     data = torch.randn(2, num_blocks, heads_kv, block_size, dim)
     layers = [KVLayer(*data.clone()), KVLayer(*data.clone())]

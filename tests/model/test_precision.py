@@ -28,14 +28,6 @@ PRECISIONS = ("exact", "fast", "int8")
 MODES = [(p, k) for p in PRECISIONS for k in ("compiled", "torch")]
 
 
-@pytest.fixture(scope="module")
-def compiled() -> OpSet:
-    built = native.library()
-    if built.lib is None:
-        pytest.skip(f"no compiled kernels here: {built.about}")
-    return cpu_pass.op_set(built)
-
-
 @pytest.fixture
 def sets(compiled: OpSet) -> dict[str, OpSet]:
     return {"compiled": compiled, "torch": cpu_ops.CPU, "reference": ops.REFERENCE}

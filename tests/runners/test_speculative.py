@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,7 @@ from cbviz.trace.accounting import check_record
 from tests.runners.test_torch_runner import MODEL, VOCAB, random_model
 
 PROPOSERS = ("ngram", "self-draft", "draft-model")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def workload(seed: int, temperature: float) -> list[RequestSpec]:

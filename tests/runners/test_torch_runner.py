@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,7 @@ from cbviz.runners.base import Runner, RunnerError
 from cbviz.runners.torch_runner import TorchRunner
 
 VOCAB = 61
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On few cores a second thread would mostly wait."""
-    before = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_model(windows: tuple[int, ...] = (0, 0, 0)) -> LoadedModel:
