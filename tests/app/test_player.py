@@ -16,11 +16,11 @@ from cbviz.app import opening
 from cbviz.app.opening import Settings
 from cbviz.app.player import WINDOW, Player
 from cbviz.cost import models
-from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput, StepProfile
-from cbviz.runners.sim import SimRunner
+from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
 from cbviz.session import Session
 from cbviz.trace import Cursor, load
 from tests.app.page import Page, assert_equal
+from tests.runners.watched import WatchedSim
 
 
 class FakePage:
@@ -580,22 +580,9 @@ def test_watching_a_step_and_measuring_need_an_engine_that_computes() -> None:
     asyncio.run(scenario())
 
 
-class Watched(SimRunner):
-    """A simulated runner that can be watched."""
-
-    profile_next = False
-
-    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
-        out = super().execute(plan)
-        if self.profile_next:
-            self.profile_next = False
-            out.profile = StepProfile("a clock", ["one", "two"], [0, 1], [0.0, 0.5], [0.5, 0.25], [0, 0], ["lane"], 0.75)
-        return out
-
-
 def test_the_next_step_is_watched_and_told_again_where_the_cursor_stands() -> None:
     async def scenario() -> None:
-        s = Session("article", runner=Watched(models.get("smollm2")), max_num_seqs=4)
+        s = Session("article", runner=WatchedSim(models.get("smollm2")), max_num_seqs=4)
         s.step(5)
         async with opened(s) as (page, _):
             page.do("seek", step=2)

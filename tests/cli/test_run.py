@@ -17,11 +17,11 @@ import pytest
 import cbviz as cb
 from cbviz.cli import terminal
 from cbviz.config import DISCIPLINES
-from cbviz.messages import RunnerOutput, SchedulerOutput, StepProfile
 from cbviz.runners.base import RunnerError
 from cbviz.runners.sim import SimRunner
 from cbviz.trace import runs
 from tests.cli.conftest import Call
+from tests.runners.watched import WatchedSim
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,23 +52,10 @@ def test_every_discipline(cbviz: Call, cache: Path, discipline: str) -> None:
     assert d["config"]["discipline"] == discipline
 
 
-class Watchable(SimRunner):
-    """Simulated, and can be watched."""
-
-    profile_next = False
-
-    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
-        out = super().execute(plan)
-        if self.profile_next:
-            self.profile_next = False
-            out.profile = StepProfile("a clock", ["one"], [0], [0.0], [0.5], [0], ["lane"], 0.5)
-        return out
-
-
 def test_watched_steps_are_those_that_were_named(cbviz: Call, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = cbviz("run", "--runner", "sim", "--profile-step", "3")
     assert refused.code == 2 and "computes nothing that could be watched" in refused.err
-    monkeypatch.setattr("cbviz.runners.sim.SimRunner", Watchable)
+    monkeypatch.setattr("cbviz.runners.sim.SimRunner", WatchedSim)
     out = tmp_path / "run.jsonl"
     r = cbviz("run", "--runner", "sim", "--profile-step", "5", "--profile-step", "3", "--profile-step", "9999", "--out", out, "--json")
     assert r.code == 0 and r.json["metrics"]["num_finished"] == 20

@@ -15,8 +15,8 @@ from cbviz.core.scheduler import NO_DRAFT, RunnerOutputError, Scheduler
 from cbviz.core.speculative import PROPOSERS, ProposerError, ngram
 from cbviz.messages import RequestSpec, RunnerOutput, Sampling
 from cbviz.runners.tape import TapeRunner
-from cbviz.trace.accounting import check_trace
 from tests.core.fuzz import DISCIPLINE_NAMES, POLICY_NAMES, SPEC, LedgerRunner, case, make_engine, play
+from tests.core.test_workloads import play_all
 from tests.engine.test_replay import follow, resume
 
 TAKES_DRAFTS = tuple(d for d in DISCIPLINE_NAMES if d != "static-padded")
@@ -24,15 +24,7 @@ TAKES_DRAFTS = tuple(d for d in DISCIPLINE_NAMES if d != "static-padded")
 
 @pytest.mark.parametrize("discipline", TAKES_DRAFTS)
 def test_random_workloads(discipline: str) -> None:
-    for seed in range(40):
-        c = case(seed, discipline=discipline, policy=POLICY_NAMES[seed % len(POLICY_NAMES)], drafts=True, limits=seed % 4 == 1)
-        try:
-            _, trace = play(c)
-            if seed % 10 == 0:
-                check_trace(trace)
-        except BaseException as e:
-            e.add_note(f"case({seed}, discipline={discipline!r}, policy={c.config.policy!r}, drafts=True, limits={seed % 4 == 1}): {c}")
-            raise
+    play_all(discipline, range(40), limited=4, drafts=True)
 
 
 @settings(max_examples=40)

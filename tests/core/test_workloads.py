@@ -19,15 +19,17 @@ NUM = 500
 """Cases a discipline. The policy, the victim rule, the budget, the pool and, in every second case, timeouts and other limits are drawn."""
 
 
-def play_all(discipline: str, seeds: range) -> None:
+def play_all(discipline: str, seeds: range, limited: int = 2, drafts: bool = False) -> None:
+    """Every `limited`-th case has timeouts and other limits."""
     for seed in seeds:
-        c = case(seed, discipline=discipline, policy=POLICY_NAMES[seed % len(POLICY_NAMES)], limits=seed % 2 == 1)
+        limits = seed % limited == 1
+        c = case(seed, discipline=discipline, policy=POLICY_NAMES[seed % len(POLICY_NAMES)], limits=limits, drafts=drafts)
         try:
             _, trace = play(c)
             if seed % 10 == 0:
                 check_trace(trace)
         except BaseException as e:
-            e.add_note(f"case({seed}, discipline={discipline!r}, policy={c.config.policy!r}, limits={seed % 2 == 1}): {c}")
+            e.add_note(f"case({seed}, discipline={discipline!r}, policy={c.config.policy!r}, {limits=}, {drafts=}): {c}")
             raise
 
 
