@@ -132,9 +132,11 @@ def test_quality_of_the_same_is_perfect_and_of_int8_is_not() -> None:
 def test_the_whole_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     progress: Callable[[int, int, str], None] = lambda *a: told.append(a)  # noqa: E731
-    r = bench.run(precisions=("fast",), rounds=1, share=0.02, num_requests=3, with_transformers=False, vllm_python=None, progress=progress)
+    r = bench.run(precisions=("fast",), rounds=1, share=0.02, num_requests=3, with_transformers=False, vllm_python=None, decode_rounds=1, progress=progress)
     assert [x["name"] for x in r["loads"]] == ["article", "alone"] and r["clock"] == "measured"
     assert all(x["contenders"]["fast"]["median"] > 0 for x in r["loads"])
+    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [(n, ["fast"]) for n in (1, 4, 8, 16)]
+    assert all(len(x["contenders"]["fast"]["pass_s"]) == 1 for x in r["decode"])
     assert r["quality"]["fast"]["positions"] > 100
     text = bench.table(r)
-    assert "llama: not measured" in text and "fast against float32" in text
+    assert "llama: not measured" in text and "fast against float32" in text and "batch 16 " in text
