@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cbviz.app import serve
@@ -124,6 +125,16 @@ def serving(command: list[str], env: dict[str, str], url: str, log: Path) -> Ite
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def kernels(server: Address) -> set[psutil.Process]:
+    """The kernels' processes."""
+    found = set()
+    for p in psutil.Process(server.pid).children(recursive=True):
+        with suppress(psutil.Error):  # ended while we looked
+            if "ipykernel_launcher" in " ".join(p.cmdline()):
+                found.add(p)
+    return found
 
 
 def a_port() -> int:

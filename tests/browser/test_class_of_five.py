@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,7 +14,7 @@ import pytest
 
 from cbviz.app import serve
 from cbviz.trace import load
-from tests.browser.conftest import Address, Tab, a_port, assert_drawn, serving
+from tests.browser.conftest import Address, Tab, a_port, assert_drawn, kernels, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(480), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
@@ -36,16 +35,6 @@ def server(cache: Path, tmp_path: Path) -> Iterator[Address]:
         address = Address(url)
         address.pid = pid
         yield address
-
-
-def kernels(server: Address) -> list[psutil.Process]:
-    """The kernels' processes."""
-    found = []
-    for p in psutil.Process(server.pid).children(recursive=True):
-        with suppress(psutil.Error):  # ended while we looked
-            if "ipykernel_launcher" in " ".join(p.cmdline()):
-                found.append(p)
-    return found
 
 
 def settled(tab: Tab, run: Path) -> int:
@@ -99,7 +88,7 @@ def test_five_step_the_real_model(server: Address, cache: Path, open_tab: Open, 
     assert sum(map(len, said[0].values())) > 30
     assert len({json.dumps(s) for s in said}) == len(set(SEEDS))
     # Processes of their own, and the weights in memory once.
-    students = kernels(server)
+    students = list(kernels(server))
     assert len(students) == len(SEEDS)
     memory = [p.memory_full_info() for p in students]
     told = {"pss_mb": [round(m.pss / MB) for m in memory], "uss_mb": [round(m.uss / MB) for m in memory], "rss_mb": [round(m.rss / MB) for m in memory],

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import psutil
 import pytest
 
 from cbviz.trace import Trace, load
-from tests.browser.conftest import Address, Tab, assert_drawn
+from tests.browser.conftest import Address, Tab, assert_drawn, kernels
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
@@ -234,24 +232,50 @@ def test_every_cell_is_painted_where_the_axes_say(voila: str, open_tab: Open) ->
 
 
 def test_a_closed_page_gives_its_kernel_back(voila: Address, open_tab: Open) -> None:
-    def kernels() -> set[int]:
-        found = set()
-        for p in psutil.Process(voila.pid).children(recursive=True):
-            with suppress(psutil.Error):  # ended while we looked
-                if "ipykernel_launcher" in " ".join(p.cmdline()):
-                    found.add(p.pid)
-        return found
-
-    before = kernels()
+    before = kernels(voila)
     tab = open_tab(f"{voila}?scenario=chat")
     tab.ready()
-    mine = kernels() - before
+    mine = kernels(voila) - before
     assert len(mine) == 1
     time.sleep(5)
-    assert mine <= kernels()  # an open page keeps its kernel
+    assert mine <= kernels(voila)  # an open page keeps its kernel
     tab.page.goto("about:blank")
     for _ in range(150):
-        if not mine & kernels():
+        if not mine & kernels(voila):
             return
         time.sleep(0.2)
     raise AssertionError("30 s after its page was closed the kernel is still there")
+
+
+def test_a_page_whose_kernel_ended_says_so_and_comes_back(voila: Address, open_tab: Open) -> None:
+    before = kernels(voila)
+    tab = open_tab(f"{voila}?scenario=chat")
+    tab.ready()
+    tab.step(4)
+    tab.page.wait_for_timeout(600)  # the address follows the cursor a moment later
+    assert tab.page.locator("#cb-ended").count() == 0
+    (mine,) = kernels(voila) - before
+    mine.kill()
+    tab.page.wait_for_selector("#cb-ended:visible")
+    tab.page.wait_for_function("document.querySelector('#cb-ended').innerText.includes('has ended')")
+    tab.page.click("#cb-ended button")
+    tab.page.wait_for_function("!document.querySelector('#cb-ended')")
+    tab.ready(4)
+    assert tab.state()["step"] == 4
+
+
+def test_a_widget_that_comes_in_the_last_moment_is_drawn(voila: Address, open_tab: Open) -> None:
+    """The page looks for its widget for two seconds, with a nap between two looks; here it sleeps through the widget's arrival and the end of its time."""
+    tab = open_tab("about:blank")
+    tab.page.add_init_script("""(() => {
+      const later = setTimeout, now = Date.now, there = () => jupyterapp.widgetManager.restoredStatus;
+      let late = 0;
+      Date.now = () => now() + late;
+      window.setTimeout = (f, ms, ...more) => {
+        if (ms !== 100 || !globalThis.jupyterapp || there()) return later(f, ms, ...more);
+        const wake = () => there() ? (late = 3000, f(...more)) : later(wake, 5);
+        return later(wake, 5);
+      };
+    })()""")
+    tab.page.goto(f"{voila}?scenario=chat", wait_until="commit")
+    tab.ready()
