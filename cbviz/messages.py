@@ -112,6 +112,8 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str | None = None
     parent: str | None = None
     """The request whose prompt this sequence was forked from (`Sampling.n`)."""
+    output_lens: tuple[int | None, ...] = ()
+    """Known lengths of sequences 1 on (`Sampling.n`), as `output_len` is sequence 0's; empty: as that one's."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
@@ -130,6 +132,12 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
             _whole(who, "arrival_step", self.arrival_step, 0)
         if self.output_len is not None:
             _whole(who, "output_len", self.output_len, 1)
+        if self.output_lens:
+            if len(self.output_lens) != self.sampling.n - 1:
+                raise RequestError(f"{who}output_lens has {len(self.output_lens)} lengths, n is {self.sampling.n}: it must have one for each sequence but the first")
+            for length in self.output_lens:
+                if length is not None:
+                    _whole(who, "output_lens", length, 1)
         for field in ("deadline_s", "ttft_slo_s", "tpot_slo_s"):
             if (value := getattr(self, field)) is not None:
                 _seconds(who, field, value)
@@ -140,7 +148,9 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def child_spec(spec: RequestSpec, i: int) -> RequestSpec:
     """Sequence `i` of the request, from 1 on, as a request of its own."""
-    return msgspec.structs.replace(spec, request_id=f"{spec.request_id}.{i}", parent=spec.request_id, sampling=msgspec.structs.replace(spec.sampling, n=1))
+    length = spec.output_lens[i - 1] if spec.output_lens else spec.output_len
+    return msgspec.structs.replace(spec, request_id=f"{spec.request_id}.{i}", parent=spec.request_id, sampling=msgspec.structs.replace(spec.sampling, n=1), output_len=length,
+                                   output_lens=())
 
 
 def sequence_ids(spec: RequestSpec) -> list[str]:

@@ -26,7 +26,7 @@ from cbviz.core.speculative import get_proposer
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
-from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord
+from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord, sequence_ids
 from cbviz.runners.base import Runner
 from cbviz.trace import alone
 from cbviz.trace.alone import AgainstAlone
@@ -145,7 +145,8 @@ class Session:
         runner = tape_runner(trace)
         tokens = runner.tokens
         limits = ("length",) if "max_model_len" in changes else ("length", "max_model_len")
-        specs = [_taped(s, len(tokens[s.request_id]), end.requests[s.request_id].finish_reason in limits) for s in trace.specs.values() if tokens.get(s.request_id)]
+        specs = [_taped(s, [(len(tokens[i]), end.requests[i].finish_reason in limits) for i in sequence_ids(s)[: s.sampling.n]])
+                 for s in trace.specs.values() if tokens.get(s.request_id)]
         if not specs:
             raise ConfigError("this trace holds no request with tokens: there is nothing to run again")
         first = EngineConfig(**{k: v for k, v in trace.header.config.items() if k in CONFIG_FIELDS})
@@ -613,7 +614,8 @@ class Session:
         new.notes = []
         base = self._start_config
         if step == 0:
-            if ("num_blocks" in changes or "block_size" in changes) and "max_model_len" not in changes:
+            sized = {"num_blocks", "block_size", "kv_cache_memory_bytes"} | ({"kv_cache_dtype"} if base.kv_cache_memory_bytes else set())
+            if sized & changes.keys() and "max_model_len" not in changes:
                 changes = {"max_model_len": None, "max_num_batched_tokens": base.max_num_batched_tokens if base.chunked else None, **changes}
             base = base.changed(**changes)
             base, new.notes = _resolve(base, self._spec_under(base))
@@ -898,9 +900,10 @@ def tape_runner(trace: Trace) -> TapeRunner:
     return TapeRunner(models.get(trace.header.model or "smollm2"), {r.request_id: r.output_token_ids for r in end}, {r.request_id: r.num_prompt_tokens for r in end}, texts=texts)
 
 
-def _taped(spec: RequestSpec, n: int, at_limit: bool) -> RequestSpec:
-    """The request with its recorded output's length `n`; one that ended at a limit will meet that limit again."""
-    return msgspec.structs.replace(spec, max_tokens=max(n, spec.max_tokens), output_len=None if at_limit else n)
+def _taped(spec: RequestSpec, recorded: list[tuple[int, bool]]) -> RequestSpec:
+    """The request with its recorded output's length, of each sequence (length, did it end at a limit?); one that ended at a limit will meet that limit again."""
+    first, *others = [None if at_limit else n for n, at_limit in recorded]
+    return msgspec.structs.replace(spec, max_tokens=max(spec.max_tokens, *(n for n, _ in recorded)), output_len=first, output_lens=tuple(others))
 
 
 def _pieces(tokenizer: Any, token_ids: Sequence[int], ended: bool = False) -> list[str]:

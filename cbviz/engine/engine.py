@@ -100,26 +100,26 @@ class Engine:
 
     def check_request(self, spec: RequestSpec) -> None:
         """Raises RequestError, with the figures, if the request can't be served by this engine at all."""
-        limit = self.config.max_model_len or 0
+        c = self._planned()
+        limit = c.max_model_len or 0
         n, total = len(spec.prompt_token_ids), len(spec.prompt_token_ids) + spec.max_tokens
         if n >= limit:
             raise RequestError(f"{spec.request_id}: the prompt has {n} tokens; with max_model_len {limit} it may have at most {limit - 1}")
         if total > limit:
             raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens, over max_model_len {limit}: lower max_tokens to {limit - n}")
-        drafts = min(self.config.num_draft_slots, limit - total)
-        if total + drafts > self.config.pool_tokens:
-            size = self.config.block_size
+        drafts = min(c.num_draft_slots, limit - total)
+        if total + drafts > c.pool_tokens:
+            size = c.block_size
             extra = f" and {drafts} slots for drafts" if drafts else ""
             raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens{extra} need {-(-(total + drafts) // size)} blocks of {size}; "
-                               f"the pool has {self.config.num_usable_blocks}: raise num_blocks or lower max_tokens")
+                               f"the pool has {c.num_usable_blocks}: raise num_blocks or lower max_tokens")
         if spec.sampling.n > 1:
-            if spec.sampling.n > self.config.max_num_seqs:
-                raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but there are {self.config.max_num_seqs} seats, and each sequence needs one: raise max_num_seqs or "
-                                   "lower n")
-            if self.config.kv_allocation == "contiguous":
+            if spec.sampling.n > c.max_num_seqs:
+                raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but there are {c.max_num_seqs} seats, and each sequence needs one: raise max_num_seqs or lower n")
+            if c.kv_allocation == "contiguous":
                 raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but with kv_allocation contiguous nobody shares blocks: set kv_allocation to 'paged', or ask "
                                    f"{spec.sampling.n} times")
-        if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, self._planned())):
+        if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, c)):
             raise RequestError(f"{spec.request_id}: beam_width is {spec.sampling.beam_width}, but {why}")
         vocab = self.runner.spec.vocab_size
         ids = spec.prompt_token_ids
@@ -231,19 +231,24 @@ class Engine:
         changes = {f: getattr(new, f) for f in CONFIG_FIELDS if getattr(new, f) != getattr(planned, f)}
         if not changes:
             return
-        self._check_drafts(new)
-        for spec in [r.spec for r in self.scheduler.requests.values() if not r.spec.parent] + [i["spec"] for i in self.inputs if i["op"] == "add"]:
+        queued = [i["spec"] for i in self.inputs if i["op"] == "add"]
+        here = self.scheduler.requests.values()
+        self._check_drafts(new, [r.spec for r in here] + queued)
+        for spec in [r.spec for r in here if r.num_forks] + queued:
+            if spec.sampling.n > new.max_num_seqs:
+                raise ConfigError(f"max_num_seqs is {new.max_num_seqs}, but the {spec.sampling.n} sequences of {spec.request_id} need a seat each: the least is {spec.sampling.n}")
+        for spec in [r.spec for r in here if not r.spec.parent] + queued:
             if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, new)):
                 raise ConfigError(f"{spec.request_id} runs beam search: {why}, or wait until it has ended")
         self.inputs.append({"op": "configure", "changes": changes})
 
-    def _check_drafts(self, new: EngineConfig) -> None:
-        """Raises ConfigError where a request that is here would not fit the pool any more with the slots that drafts need: it would take its own blocks for ever."""
+    def _check_drafts(self, new: EngineConfig, specs: list[RequestSpec]) -> None:
+        """Raises ConfigError where a request would not fit the pool any more with the slots that drafts need: it would take its own blocks for ever."""
         limit, pool = new.max_model_len or 0, new.pool_tokens
-        if new.num_draft_slots > self.config.num_draft_slots:
-            for r in self.scheduler.requests.values():
-                if (n := min(limit, r.num_prompt_tokens + r.max_tokens + new.num_draft_slots)) > pool:
-                    raise ConfigError(f"speculative {new.speculative!r} with {new.num_speculative_tokens} drafts may need {n} slots for {r.request_id}, the pool has {pool}: "
+        if new.num_draft_slots > self._planned().num_draft_slots:
+            for x in specs:
+                if (n := min(limit, len(x.prompt_token_ids) + x.max_tokens + new.num_draft_slots)) > pool:
+                    raise ConfigError(f"speculative {new.speculative!r} with {new.num_speculative_tokens} drafts may need {n} slots for {x.request_id}, the pool has {pool}: "
                                       "lower num_speculative_tokens, or fork with more num_blocks")
 
     # stepping -----------------------------------------------------------------------------------------------------------

@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from cbviz import events as ev
+from cbviz.config import ConfigError
 from cbviz.core.request import Status
+from cbviz.cost import models
 from cbviz.messages import RequestError, RequestSpec, Sampling
+from cbviz.runners.sim import SimRunner
 from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.explain import explain
@@ -147,6 +150,35 @@ def test_what_can_not_be(bad: RequestSpec, fields: dict[str, Any], said: str) ->
     s = Session(None, runner="sim", **fields)
     with pytest.raises(RequestError, match=said):
         s.engine.add(bad)
+
+
+def test_seats_can_not_be_taken_from_sequences_to_come() -> None:
+    s = Session([several(spec("a", 40, 4), 3)], runner="sim", max_num_batched_tokens=16)
+    s.step()
+    with pytest.raises(ConfigError, match="max_num_seqs is 2, but the 3 sequences of a need a seat each: the least is 3"):
+        s.configure(max_num_seqs=2)
+    s.step(2)
+    s.configure(max_num_seqs=2)  # they are there, and keep their seats
+    s.engine.add(several(spec("b", 4, 4), 2))
+    with pytest.raises(ConfigError, match="the 2 sequences of b"):
+        s.configure(max_num_seqs=1)
+    s.run()
+    assert s.done and s.request("b.1").finish_reason == "length"
+
+
+@pytest.mark.parametrize("stops", ["a", "a.1"])
+def test_on_a_tape_each_sequence_has_its_own_length(stops: str) -> None:
+    """One of three ends early: under another schedule, on the recorded tokens, it does so again, and the others do not."""
+    ends = SimRunner(models.get("smollm2"), 0).token(stops, 10 + 5)
+    asked = spec("a", 10, 20, sampling=Sampling(n=3, stop_token_ids=(ends,)))
+    s = Session([asked], runner="sim")
+    s.run()
+    assert sorted(map(len, s.outputs("a"))) == [6, 20, 20]
+    tape = Session.from_tape(s.trace, max_num_batched_tokens=3)
+    tape.run()
+    assert tape.outputs("a") == s.outputs("a")
+    with pytest.raises(RequestError, match="output_lens has 1 lengths, n is 3"):
+        msgspec.structs.replace(asked, output_lens=(4,))
 
 
 def test_ids_of_sequences_are_taken() -> None:

@@ -256,6 +256,14 @@ def test_a_request_must_fit_with_its_drafts() -> None:
     s.configure(speculative="ngram")  # nothing beyond max_tokens
     s.run()
     assert s.request("r").finished
+    s = cb.Session(None, **fields)  # type: ignore[arg-type]
+    s.engine.add(spec)  # both between the same two steps
+    with pytest.raises(ConfigError, match="may need 67 slots for r, the pool has 64"):
+        s.configure(speculative="self-draft")
+    s = cb.Session(None, **fields)  # type: ignore[arg-type]
+    s.configure(speculative="self-draft")
+    with pytest.raises(cb.RequestError, match="and 3 slots for drafts"):
+        s.engine.add(spec)
 
 
 def test_a_runner_that_gives_too_much_is_refused() -> None:

@@ -109,3 +109,11 @@ def test_the_real_model_goes_on_in_another_pool() -> None:
         assert ours[:n] == theirs[:n]
     f.rewind(10)
     assert f.runner.kv.num_blocks == 64  # type: ignore[attr-defined]
+
+
+def test_a_pool_sized_by_bytes_makes_its_own_limit() -> None:
+    """max_model_len was left to the pool, so a branch from the start with another pool has another one."""
+    s = Session("article", runner="sim", kv_cache_memory_bytes=40_000_000)
+    room = [x.config.max_model_len for x in (s.fork(at=0, kv_cache_memory_bytes=10_000_000), s, s.fork(at=0, kv_cache_dtype="int4"))]
+    assert [x or 0 for x in room] == sorted(x or 0 for x in room) and len(set(room)) == 3
+    assert s.fork(at=0, max_model_len=300, kv_cache_memory_bytes=20_000_000).config.max_model_len == 300
