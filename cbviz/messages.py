@@ -6,6 +6,7 @@ Types only; no behaviour beyond validation. Positions start at 0; `_s` is second
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -179,7 +180,7 @@ class Chunk:
         self.sampling = sampling
         self.num_draft = num_draft
         self.draft_token_ids = draft_token_ids
-        self.fork_ids: list[str] = []
+        self.fork_ids: Sequence[str] = ()
         """Sequences that are forked from this one in this step: each gets a token of its own from the logits of the last position."""
         self.num_candidates = 0
         """A beam: so many of the best next tokens are asked for, with their log-probabilities, and no token is chosen."""

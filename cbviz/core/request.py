@@ -28,7 +28,7 @@ class Request:
     """
 
     __slots__ = ("arrival_s", "beam_score", "block_hashes", "block_ids", "candidates", "draft_token_ids", "finish_reason", "host_block_ids",
-                 "hypotheses", "is_prefill_chunk", "last_wait", "max_computed", "max_tokens",
+                 "hypotheses", "is_beam", "is_prefill_chunk", "last_wait", "latest_end", "max_computed", "max_tokens",
                  "num_cached_blocks", "num_cached_tokens", "num_computed_tokens", "num_forks", "num_null_blocks", "num_overtaken", "num_preemptions", "num_prompt_tokens",
                  "output_end", "priority", "queued_step", "rank", "request_id", "sampling", "seat_held", "seq", "shares_tail", "spec", "status", "stop_ids", "surroundings",
                  "token_ids", "view")
@@ -45,10 +45,13 @@ class Request:
         self.max_tokens = spec.max_tokens
         self.output_end = spec.output_len if use_output_len and spec.output_len is not None and spec.output_len < spec.max_tokens else 0
         """Simulated and taped runs: the output ends at this length as if the model had said so; 0: it does not end before max_tokens."""
+        self.latest_end = self.num_prompt_tokens + (self.output_end or spec.max_tokens)
+        """Prompt and outputs are never more tokens than this."""
         self.priority = spec.priority
         self.arrival_s = spec.arrival_s
         """On the run's clock; the scheduler sets it for a request that comes by step."""
         self.sampling = spec.sampling
+        self.is_beam = spec.sampling.beam_width > 1
         self.stop_ids = (frozenset(spec.sampling.stop_token_ids) if spec.sampling.ignore_eos else stop_ids | frozenset(spec.sampling.stop_token_ids))
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
@@ -88,10 +91,6 @@ class Request:
         """Later arrivals that were admitted since this one (last) joined the queue."""
         self.surroundings: Surroundings | None = None
         self.view = RequestView(self)
-
-    @property
-    def is_beam(self) -> bool:
-        return self.sampling.beam_width > 1
 
     @property
     def num_tokens(self) -> int:

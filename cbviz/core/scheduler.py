@@ -379,7 +379,7 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         if len(running) + len(self.waiting) == 1:
             threshold = 0
-        windowed, caching, ahead = kv.sliding_window > 0, self.pool.enable_caching, self.num_lookahead
+        windowed, caching, ahead, drafting = kv.sliding_window > 0, self.pool.enable_caching, self.num_lookahead, self.proposer is not None
         i = 0
         while i < len(order) and self._budget > 0:
             r = order[i]
@@ -393,7 +393,10 @@ class Scheduler:
                 i += 1
                 continue
             start = r.num_computed_tokens
-            wanted = n = len(r.token_ids) - start + (len(r.draft_token_ids) if self.proposer is not None else 0)
+            n = len(r.token_ids) - start
+            if drafting:
+                n += len(r.draft_token_ids)
+            wanted = n
             cap = ""
             if 0 < threshold < n:
                 n, cap = threshold, "threshold"
@@ -420,7 +423,8 @@ class Scheduler:
                         self.journal.extend(ev.Skipped(x.request_id, "blocks") for x in order[i:] if not x.seat_held)
                         return
                     short = kv.allocate(r, n, num_lookahead=ahead)
-            self._prefill_ran = self._prefill_ran or r.is_prefill_chunk
+            if r.is_prefill_chunk:
+                self._prefill_ran = True
             self._share(r, n, wanted, cap, plan)
             i += 1
         self.journal.extend(ev.Skipped(r.request_id, "budget") for r in order[i:] if not r.seat_held)
@@ -430,22 +434,24 @@ class Scheduler:
         start = r.num_computed_tokens
         known = len(r.token_ids)
         sample = start + n >= known
-        num_draft, drafts = max(0, start + n - known), r.draft_token_ids
+        num_draft, drafts = start + n - known if sample else 0, r.draft_token_ids
         if drafts:
             self.undo.append((_set_drafts, (r, drafts)))
             r.draft_token_ids = []  # those cut off are forgotten too
-        plan.chunks.append(Chunk(r.request_id, start, n, r.token_ids, r.block_ids, sample, r.sampling, num_draft,
-                                 None if not num_draft else [NO_DRAFT] * num_draft if padding else drafts[:num_draft]))
-        if r.is_beam and sample:
-            plan.chunks[-1].num_candidates = beam.num_candidates(r.sampling, r.stop_ids)
+        chunk = Chunk(r.request_id, start, n, r.token_ids, r.block_ids, sample, r.sampling)
+        if num_draft:
+            chunk.num_draft, chunk.draft_token_ids = num_draft, [NO_DRAFT] * num_draft if padding else drafts[:num_draft]
+        if r.is_beam:
+            chunk.num_candidates = beam.num_candidates(r.sampling, r.stop_ids) if sample else 0
         elif r.num_forks and sample:
-            plan.chunks[-1].fork_ids = sequence_ids(r.spec)[1:]
+            chunk.fork_ids = sequence_ids(r.spec)[1:]
+        plan.chunks.append(chunk)
         self._shares.append(r)
         self._budget -= n
         again = min(start + n, r.max_computed) - start if start < r.max_computed else 0
         decode = start == known - 1 and known > r.num_prompt_tokens
         self.chunk_records.append(ChunkRecord(r.request_id, start, n, "decode" if decode else "prefill", num_draft, sample, again))
-        self.journal.append(ev.Scheduled(r.request_id, start, n, num_draft, wanted, cap, draft_padding=padding))
+        self.journal.append(ev.Scheduled(r.request_id, start, n, num_draft, wanted, cap, False, padding))
 
     def _pad_row(self, r: Request, plan: SchedulerOutput) -> None:
         """static-padded: a finished row runs along. Its last position is computed again, into its own slot, and the output thrown away."""
@@ -713,7 +719,7 @@ class Scheduler:
     def _advance(self, plan: SchedulerOutput) -> None:
         """Counts the step's tokens and slots, and moves `num_computed_tokens` on, before anything is computed (as vLLM does)."""
         total = again = padded = 0
-        prefills = [r.is_prefill_chunk for r in self._shares]
+        turned: list[Request] = []  # those whose prefill begins or ends with this step
         for r, c in zip(self._shares, self.chunk_records, strict=True):
             total += c.num_tokens
             if c.padding:
@@ -721,10 +727,12 @@ class Scheduler:
             else:
                 again += c.num_recomputed
                 r.num_computed_tokens += c.num_tokens
-                r.is_prefill_chunk = r.num_computed_tokens < len(r.token_ids)
+                if r.is_prefill_chunk is not (r.num_computed_tokens < len(r.token_ids)):
+                    r.is_prefill_chunk = not r.is_prefill_chunk
+                    turned.append(r)
                 name = r.spec.session or ""
                 self.served[name] = self.served.get(name, 0) + c.num_tokens
-        self.undo.append((_take_back, (self._shares, self.chunk_records, self.served, prefills)))
+        self.undo.append((_take_back, (self._shares, self.chunk_records, self.served, turned)))
         padded += plan.num_padding_tokens
         total += plan.num_padding_tokens
         self.tokens = TokenAccount(total, total - again - padded, again, padded)
@@ -763,15 +771,15 @@ class Scheduler:
                 if len(out.candidates.get(c.request_id) or ()) != c.num_candidates:
                     raise RunnerOutputError(f"step {plan.step}: the runner must return {c.num_candidates} candidates for beam {c.request_id}")
             elif c.sample:
-                n = len(got.get(c.request_id) or ())
-                if not n:
+                new = got.get(c.request_id)
+                if not new:
                     raise RunnerOutputError(f"step {plan.step}: the runner returned no token for {c.request_id}")
                 if c.fork_ids and any(len(got.get(i) or ()) != 1 for i in c.fork_ids):
                     raise RunnerOutputError(f"step {plan.step}: the runner returned no token for a sequence of {c.request_id}: {', '.join(c.fork_ids)} need one each")
-                if n > 1 + c.num_draft:
-                    raise RunnerOutputError(f"step {plan.step}: the runner returned {n} tokens for {c.request_id}, whose {c.num_draft} drafts allow {1 + c.num_draft}")
+                if len(new) > 1 + c.num_draft:
+                    raise RunnerOutputError(f"step {plan.step}: the runner returned {len(new)} tokens for {c.request_id}, whose {c.num_draft} drafts allow {1 + c.num_draft}")
         proposed = self._propose(plan, out) if self.proposer is not None else {}
-        journal = self.journal
+        journal, limit, routed = self.journal, self.max_model_len, out.routed
         ended = False
         num_rejected = 0
         for r, c in zip(self._shares, plan.chunks, strict=True):
@@ -781,16 +789,22 @@ class Scheduler:
                 self._score(r, c, out)
                 continue
             new = got[c.request_id]
-            children = fork(self, r, c.start + c.num_tokens) if c.fork_ids else []
-            if out.routed:
-                self.note_routed(r, out.routed[c.request_id])
-            kept, reason, stop = self._kept(r, new)
-            r.token_ids.extend(new if kept == len(new) else new[:kept])
-            rejected = c.num_draft - min(len(new) - 1, kept)
-            num_rejected += rejected
-            r.num_computed_tokens -= rejected
-            journal.append(ev.Sampled(c.request_id, new if kept == len(new) else new[:kept], rejected))
-            if drafts := proposed.get(c.request_id):
+            children = fork(self, r, c.start + c.num_tokens) if c.fork_ids else ()
+            if routed:
+                self.note_routed(r, routed[c.request_id])
+            if len(new) == 1 and new[0] not in r.stop_ids and limit > len(r.token_ids) + 1 < r.latest_end:
+                kept, reason, stop = 1, "", -1  # as nearly always: it goes on
+            else:
+                kept, reason, stop = self._kept(r, new)
+            rejected = 0
+            if c.num_draft:
+                rejected = c.num_draft - min(len(new) - 1, kept)
+                num_rejected += rejected
+                r.num_computed_tokens -= rejected
+                new = new[:kept]
+            r.token_ids.extend(new)
+            journal.append(ev.Sampled(c.request_id, new, rejected))
+            if proposed and (drafts := proposed.get(c.request_id)):
                 r.draft_token_ids = drafts
                 journal.append(ev.Proposed(c.request_id, drafts, self.config.speculative))
             if reason:
@@ -1131,9 +1145,10 @@ def _shares_of(counts: list[list[int]]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(n / (sum(row) or 1) for n in row) for row in counts)
 
 
-def _take_back(shares: list[Request], records: list[ChunkRecord], served: dict[str, int], prefills: list[bool]) -> None:
-    for r, c, prefill in zip(shares, records, prefills, strict=True):
-        r.is_prefill_chunk = prefill
+def _take_back(shares: list[Request], records: list[ChunkRecord], served: dict[str, int], turned: list[Request]) -> None:
+    for r in turned:
+        r.is_prefill_chunk = not r.is_prefill_chunk
+    for r, c in zip(shares, records, strict=True):
         if not c.padding:
             r.num_computed_tokens -= c.num_tokens
             name = r.spec.session or ""

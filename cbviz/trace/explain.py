@@ -267,12 +267,10 @@ class _Step:
 
     def took(self, what: str) -> str:
         """How long the step's copies of that kind took, and how much of it went on beside the pass."""
-        mine = [s for s in self.record.spans if s.what == what]
-        if not mine or not self.trace.has("time"):
+        if not any(s.what == what for s in self.record.spans) or not self.trace.has("time"):
             return ""
-        total = sum(s.end_s - s.start_s for s in mine)
-        beside = sum(max(0.0, min(s.end_s, p.end_s) - max(s.start_s, p.start_s)) for s in mine for p in self.record.spans if p.what == "pass")
-        return f" in {seconds(total)} ({self.record.clock}" + (f", {100 * beside / total:.0f} % of it beside the pass" if total and what == "swap-out" else "") + ")"
+        total, beside = _copy_times(self.record, what)
+        return f" in {seconds(total)} ({self.record.clock}{beside if what == 'swap-out' else ''})"
 
     def entrance(self) -> None:
         for e in self.of(ev.Starving):
@@ -530,15 +528,21 @@ COPIES = {"swap-out": "to the host", "swap-in": "from the host", "copy": "on the
 
 def copies_told(record: StepRecord) -> str:
     """The step's copies, one kind after the other, and how much of each lay beside the pass. Empty where nothing was copied."""
-    told, passes = [], [s for s in record.spans if s.what == "pass"]
+    told = []
     for what, where in COPIES.items():
         mine = [s for s in record.spans if s.what == what]
         if mine:
-            total = sum(s.end_s - s.start_s for s in mine)
-            beside = sum(max(0.0, min(s.end_s, p.end_s) - max(s.start_s, p.start_s)) for s in mine for p in passes)
-            told.append(f"{count(sum(s.num_blocks for s in mine), 'block')} {where} in {seconds(total)}"
-                        + (f", {100 * beside / total:.0f} % of it beside the pass" if total else ""))
+            total, beside = _copy_times(record, what)
+            told.append(f"{count(sum(s.num_blocks for s in mine), 'block')} {where} in {seconds(total)}{beside}")
     return f"Copied ({record.clock}): " + "; ".join(told) if told else ""
+
+
+def _copy_times(record: StepRecord, what: str) -> tuple[float, str]:
+    """Seconds of the step's copies of that kind, and in words how much of them lay beside the pass."""
+    mine = [s for s in record.spans if s.what == what]
+    total = sum(s.end_s - s.start_s for s in mine)
+    beside = sum(max(0.0, min(s.end_s, p.end_s) - max(s.start_s, p.start_s)) for s in mine for p in record.spans if p.what == "pass")
+    return total, f", {100 * beside / total:.0f} % of it beside the pass" if total else ""
 
 
 def explain_record(trace: Trace, record: StepRecord, state: State | None = None) -> list[Sentence]:

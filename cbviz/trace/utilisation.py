@@ -15,11 +15,10 @@ A step that computes prompts and decodes together is two points: each has its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from cbviz.messages import StepProfile, StepRecord
-from cbviz.trace.metrics import percentile, seconds, work
+from cbviz.trace.metrics import seconds, work
 from cbviz.trace.trace import Trace
 
 PHASES = ("decode", "prefill", "mixed")
@@ -155,10 +154,4 @@ def profiled_steps(trace: Trace) -> list[int]:
     return [r.step for r in trace if r.profile is not None]
 
 
-def median_share(trace: Trace, steps: Sequence[StepRecord]) -> float | None:
-    """Median MBU of these steps, None where it is not known."""
-    values = [done[1] / took(r) / trace.header.peak_bytes_s for r in steps if (done := work(r)) is not None and took(r) > 0 and trace.header.peak_bytes_s]
-    return percentile(values, 0.5)
-
-
-__all__ = ["PHASES", "Phase", "Ran", "basis", "device_sentences", "median_share", "phases", "profiled_steps", "rate", "roof", "sentences", "took", "totals"]
+__all__ = ["PHASES", "Phase", "Ran", "basis", "device_sentences", "phases", "profiled_steps", "rate", "roof", "sentences", "took", "totals"]
