@@ -113,7 +113,7 @@ class Session:
         else:
             assert not isinstance(runner, str)
             self.runner = runner
-        self._start_config = self.config
+        self._start_config, self._start_notes = self.config, list(self.notes)
         self.workload_name = "" if workload is None else str(workload) if isinstance(workload, (str, Path)) else "requests"
         if isinstance(workload, (str, Path)):
             specs = workloads.build(workload, seed=seed, model_vocab=spec.vocab_size, tokenizer=self.tokenizer, **self.workload_params)
@@ -619,6 +619,7 @@ class Session:
                 changes = {"max_model_len": None, "max_num_batched_tokens": base.max_num_batched_tokens if base.chunked else None, **changes}
             base = base.changed(**changes)
             base, new.notes = _resolve(base, self._spec_under(base))
+            new._start_notes = list(new.notes)
         new.config = new._start_config = base
         new._device = new._pick_device()
         new.runner = self._clone_runner(base)
@@ -725,8 +726,10 @@ class Session:
     def reset(self) -> None:
         """Starts again with the same workload and the config of the start."""
         self.trace.close()
+        self.config, self.notes = self._start_config, list(self._start_notes)
+        self._device = self._pick_device()
+        self._fit_runner(self.config)
         self.runner.reset()
-        self.config = self._start_config
         self._begin(self._autosave)
         self._changed("reset")
 
@@ -865,10 +868,15 @@ class Session:
                     stream.push(t)
 
     def _sync(self) -> None:
-        have = getattr(getattr(self.runner, "config", None), "num_blocks", None)
-        if have is not None and have != self.engine.config.num_blocks:  # the pool has another size at this moment of the run
-            self.runner = self.engine.runner = self._clone_runner(self.engine.config)
+        self._fit_runner(self.engine.config)
+        self.engine.runner = self.runner
         self.recomputed_blocks = self.engine.sync()
+
+    def _fit_runner(self, config: EngineConfig) -> None:
+        """The pool may have another size at the moment of the run that comes: then another runner."""
+        have = getattr(getattr(self.runner, "config", None), "num_blocks", None)
+        if have is not None and have != config.num_blocks:
+            self.runner = self._clone_runner(config)
 
 
 _LOADED: dict[tuple[str, str], Any] = {}

@@ -92,6 +92,10 @@ def test_another_device_prices_the_rest() -> None:
     twin = f.fork(at=20)
     twin.run()
     assert [r.t1_s for r in twin.trace] == [r.t1_s for r in f.trace]
+    f.reset()  # as the parent started
+    f.run(max_steps=60)
+    assert [r.t1_s for r in f.trace] == [r.t1_s for r in s.trace]
+    assert f.trace.header.device == s.trace.header.device and f.notes == s.notes
 
 
 @pytest.mark.model
@@ -99,6 +103,9 @@ def test_the_real_model_goes_on_in_another_pool() -> None:
     s = Session("preemption", runner="torch", precision="exact", clock="modelled", num_blocks=64, max_num_seqs=4)
     s.run(max_steps=20)
     f, parent = s.fork(num_blocks=48), s.fork()
+    f.reset()
+    assert f.engine.runner.kv.num_blocks == 64  # type: ignore[attr-defined]
+    f = s.fork(num_blocks=48)
     assert f.runner.kv.num_blocks == 48  # type: ignore[attr-defined]
     f.run(max_steps=25)
     parent.run(max_steps=25)
