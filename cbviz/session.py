@@ -476,6 +476,8 @@ class Session:
                                           *(self._word(x) for x in (r.output_token_ids[k], t.token_id))))
         gone = int(np.isnan(found.keys[0]).sum())
         notes = [f"The cache no longer holds {gone} of its {found.keys.shape[1]} positions: they are not compared."] if gone else []
+        if r.spec.sampling.beam_width > 1:
+            notes.append("Its tokens were chosen among beams: what it would say alone is not asked.")
         return alone.AgainstAlone(told, found.keys, found.values, found.ulps, tokens, at, [i for i in ids if i != request_id], runner.step_difference(parts, which),
                                   runner.ops.about, runner.decoder.batch_invariant, notes)
 

@@ -20,7 +20,8 @@ Part = tuple[list[int], int, int]
 @dataclass(frozen=True)
 class Life:
     """How a request was computed. `cuts`: first position and tokens of each chunk that its keys and values come from, in order of position; `origin`: the step of each, 0 where a
-    prefix hit gave them. `places`: of its outputs that a chunk drew, with their steps. `table`: where its keys and values lie, or lay last."""
+    prefix hit gave them. `places`: of its outputs that a chunk drew, with their steps; none of a beam, whose tokens are chosen among several.
+    `table`: where its keys and values lie, or lay last."""
 
     request_id: str
     token_ids: list[int]
@@ -65,7 +66,7 @@ def life(trace: Trace, request_id: str) -> Life:
     events = trace.record(last).events
     at = next((i for i, e in enumerate(events) if isinstance(e, ev.Executed)), len(events))
     table = list(trace.state(Cursor(last, at) if at else last - 1).request(request_id).block_ids)
-    places = {r.num_prompt_tokens + i: step for i, step in enumerate(r.output_steps)}
+    places = {r.num_prompt_tokens + i: step for i, step in enumerate(r.output_steps)} if r.spec.sampling.beam_width < 2 else {}
     return Life(request_id, ids, r.num_prompt_tokens, cuts, origin, places, table)
 
 
@@ -172,13 +173,15 @@ class AgainstAlone:
         whom = "nobody" if not self.mates else self.mates[0] if len(self.mates) == 1 else f"{len(self.mates)} others"
         out: list[str] = []
         if self.equal:
-            out.append(f"{rid} alone is bit for bit {rid} among others: {held} positions in {layers} layers, and {_count(len(self.tokens), 'token')} with their log-probabilities.")
+            said = f", and {_count(len(self.tokens), 'token')} with their log-probabilities" if self.tokens else ""
+            out.append(f"{rid} alone is bit for bit {rid} among others: {held} positions in {layers} layers{said}.")
         elif (bad := self.changed):
             t = bad[0]
             out.append(f"Alone, {rid} would say another token at position {t.position} (step {t.step}): {t.text_alone!r} and not {t.text!r}. There the best led by only "
                        f"{_small(t.gap)} nats.")
         else:
-            out.append(f"Alone, {rid} says the same {_count(len(self.tokens), 'token')}, but its numbers differ from those among others.")
+            said = f"says the same {_count(len(self.tokens), 'token')}, but its" if self.tokens else "is not the same: its"
+            out.append(f"Alone, {rid} {said} numbers differ from those among others.")
         if (first := self.first) is not None:
             ulps = float(np.nanmax(self.ulps))
             out.append(f"Keys and values differ first at position {first[0]} in layer {first[1]}, and by up to {_small(self.largest)} ({_units(ulps)}) over "

@@ -264,6 +264,18 @@ def test_a_token_that_would_change_is_told() -> None:
     assert other.sentences()[0] == (f"Alone, r1 would say another token at position {t.position} (step {t.step}): 'not so' and not 'so'. There the best led by only 3.0e-06 nats.")
 
 
+def test_a_beam_is_not_held_against_what_it_would_say_alone() -> None:
+    """Its tokens are not the best ones of its own."""
+    fields: dict[str, Any] = {"clock": "modelled", "precision": "exact", "kernels": "reference", "num_blocks": 60, "max_num_seqs": 4}
+    s = Session([RequestSpec("a", tuple(range(5, 15)), 6, sampling=Sampling(beam_width=3, ignore_eos=True))], runner=TorchRunner(model(), EngineConfig(**fields)), **fields)
+    s.run()
+    for rid in ("a", "a.1"):
+        found = s.alone(rid)
+        assert not found.tokens and found.keys.shape[1] == 15
+        text = found.sentences()
+        assert "another token" not in " ".join(text) and text[-1] == "Its tokens were chosen among beams: what it would say alone is not asked."
+
+
 def test_the_parts_of_a_life() -> None:
     """Prefix hits stand with step 0, chunks with theirs, and after a preemption the chunks that the cache holds now."""
     s = company(model(), kernels="reference", num_blocks=12, discipline="vllm")
