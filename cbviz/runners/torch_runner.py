@@ -164,6 +164,8 @@ class TorchRunner:
         if plan.copies:
             begun = time.perf_counter()
             self.kv.copy_blocks(plan.copies)
+            if self.device_pass is not None:
+                self.device_pass.wait(within=True)  # so that the span is the time of copying, not of asking for it
             spans.append(Span("copy", begun - t0, time.perf_counter() - t0, len(plan.copies), float(len(plan.copies) * size_of_block(self.kv))))
         back = {d for d, _ in plan.swaps_in}
         mine = [c for c in plan.chunks if back.intersection(c.block_table)]
