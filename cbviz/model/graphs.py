@@ -17,7 +17,6 @@ Everything else runs kernel by kernel ("eager"), and so does all of it where a c
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from cbviz.model import ops as reference
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVStore
 from cbviz.model.ops import Batch
-from cbviz.model.sampling import Draw, Sampled, draw_rows, uniform
+from cbviz.model.sampling import Draw, Sampled, checked, draw_rows, uniform
 
 if TYPE_CHECKING:
     from cbviz.model.decoder import Decoder
@@ -474,11 +473,7 @@ class DevicePass:
         self.counts.transfers += 1
         back.view(torch.float64).view(-1, 4).copy_(packed, non_blocking=True)
         self.wait()
-        out = [Sampled(int(i), value - total, lead) for i, lead, total, value in back.view(torch.float64).view(-1, 4).tolist()]
-        for d, s in zip(draws, out, strict=True):
-            if not math.isfinite(s.logprob):
-                raise ModelError(f"{d.request_id}: the logits for position {d.position} are no finite numbers; 16 bits may have overflowed: set precision to 'exact'")
-        return out
+        return checked([Sampled(int(i), value - total, lead) for i, lead, total, value in back.view(torch.float64).view(-1, 4).tolist()], draws)
 
     def wait(self, within: bool = False) -> None:
         """Waits for all that was launched; the one synchronisation of a step, which ends it and sets `busy_s`. `within`: the step goes on."""

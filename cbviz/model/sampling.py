@@ -11,6 +11,7 @@ p without d: the rule min(1, p/q) with its residual (Leviathan et al., ICML 2023
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,6 +19,7 @@ from hashlib import blake2b
 import torch
 
 from cbviz.messages import Sampling
+from cbviz.model.hub import ModelError
 from cbviz.model.ops import choose
 
 
@@ -59,7 +61,7 @@ def filtered_probs(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tens
     probs = torch.softmax(values, dim=0)
     if sampling.top_p < 1:
         before = probs.cumsum(0) - probs
-        keep = int((before < sampling.top_p).sum())
+        keep = max(1, int((before < sampling.top_p).sum()))  # the first always, but in a row of NaN
         probs, ids = probs[:keep] / probs[:keep].sum(), ids[:keep]
     return ids, probs
 
@@ -91,7 +93,7 @@ def num_accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, draws: Sequence[Draw], choose: Callable[[torch.Tensor], tuple[list[int], list[float], list[float]]] = choose) -> list[Sampled]:
-    """One token a row. logits [R, V] float32; temperature 0 takes the best (ties: the smaller id). `choose`: see `OpSet.choose`."""
+    """One token a row. logits [R, V] float32; temperature 0 takes the best (ties: the smaller id). `choose`: see `OpSet.choose`. Raises as `checked`."""
     if not draws:
         return []
     tokens, gaps, log_totals = choose(logits)
@@ -102,4 +104,12 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw], choose: Callable[[torch.
             tokens[row] = int(ids[min(at, len(ids) - 1)])
     chosen = torch.tensor(tokens, device=logits.device)
     values = logits.gather(-1, chosen[:, None])[:, 0].tolist()
-    return [Sampled(t, v - total, g) for t, v, total, g in zip(tokens, values, log_totals, gaps, strict=True)]
+    return checked([Sampled(t, v - total, g) for t, v, total, g in zip(tokens, values, log_totals, gaps, strict=True)], draws)
+
+
+def checked(sampled: list[Sampled], draws: Sequence[Draw]) -> list[Sampled]:
+    """The same, if the logits were numbers. Raises ModelError if they were not."""
+    for d, s in zip(draws, sampled, strict=True):
+        if not math.isfinite(s.logprob):
+            raise ModelError(f"{d.request_id}: the logits for position {d.position} are no finite numbers; 16 bits may have overflowed: set precision to 'exact'")
+    return sampled

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from cbviz.messages import Sampling
+from cbviz.model import ops
+from cbviz.model.hub import ModelError
 from cbviz.model.sampling import Draw, filtered_probs, sample, uniform
 
 WARM = Sampling(temperature=1.0)
@@ -87,3 +89,12 @@ def test_logprob_and_gap_are_the_models_own() -> None:
 def test_cold_is_nearly_greedy() -> None:
     logits = torch.tensor([[1.0, 1.5, 1.2]])
     assert {sample(logits, [draw(Sampling(temperature=0.01), position=i)])[0].token_id for i in range(50)} == {1}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(temperature=0.7, top_p=0.5), Sampling(temperature=0.7, top_k=3)])
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_logits_that_are_no_numbers_are_told(kernels: str, sampling: Sampling) -> None:
+    logits = torch.randn(2, 40)
+    logits[1] = torch.nan
+    with pytest.raises(ModelError, match="r2: the logits for position 6 are no finite numbers"):
+        sample(logits, [draw(sampling), draw(sampling, "r2", 6)], ops.pick(kernels, "cpu").choose)
