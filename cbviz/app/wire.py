@@ -57,6 +57,8 @@ class Wire:
         self._index: dict[str, int] = {}
         self._asked: dict[str, dict[str, Any]] = {}
         """What was sent of each request, by id."""
+        self._chosen: dict[str, list[int]] = {}
+        """Steps at which a beam search that goes on has chosen."""
         self._words: dict[str, int] = {"": 0}
         self._queue: tuple[list[str], list[str]] | None = None
         self.view: State | None = None
@@ -114,11 +116,12 @@ class Wire:
                     at.extend([record.step] * len(e.token_ids))
                 elif isinstance(e, ev.BeamStep):
                     sampled += len(e.token_ids)
+                    self._chosen.setdefault(e.request_id, []).append(record.step)
                     ids = [self._index[i] for i in e.beam_ids]
                     pieces = ["".join((record.texts or {}).get(i, [f" {t}"])) for i, t in zip(e.beam_ids, e.token_ids, strict=True)]
                     beams.append([record.step, ids, e.parents, pieces, e.scores])  # from which the page follows the lineage of each
                 elif isinstance(e, ev.BeamsEnded):
-                    chosen = [x.step for x in trace.records[: record.step] if any(isinstance(y, (ev.BeamStep, ev.BeamsEnded)) and y.request_id == e.request_id for y in x.events)]
+                    chosen = [*self._chosen.pop(e.request_id, []), record.step]
                     sampled += sum(len(ids) == len(chosen) for ids in e.outputs)
                     for rid, ids in zip(e.beam_ids, e.outputs, strict=True):
                         ended[self._index[rid]] = record.step

@@ -115,6 +115,7 @@ def test_the_words_of_beams_follow_their_lineage_and_are_told_when_their_search_
     told = {page.ids[i]: step for i, step in message[0]["ended"]}
     assert len(searches) > 1 and {rid: told[rid] for rid in searches} == searches
     assert all(page.out[page.ids.index(rid)] == [f" {t}" for t in trace.state().request(rid).output_token_ids] for rid in told)
+    assert {page.ids[i]: steps for i, _, steps in message[0]["out"] if page.ids[i] in told} == {rid: trace.state().request(rid).output_steps for rid in told}
     for step in range(len(trace)):
         for r in trace.state(Cursor(step)).by_index:  # of a search that goes on, the words come of the choices up to there
             chosen = [b for b in message[0]["beams"] if b[0] <= step and r.index in b[1]]
