@@ -7,7 +7,7 @@ this package, found by its name; nothing is listed anywhere:
     "Swap to host memory."                      the docstring's first line is the technique's title
     def measure(ctx: Context) -> Iterator[Row]:
         ask = ctx.article(share=0.2)                                             # requests; or a list of RequestSpec of your own
-        plain, swapped = ctx.session(ask, num_blocks=64), ctx.session(ask, num_blocks=64, preemption="swap")    # on weights that all share
+        plain, swapped = ctx.session(ask, num_blocks=64), ctx.session(ask, num_blocks=64, preemption_mode="swap")   # on weights that all share
         won = ctx.contest({"recompute": plain, "swap": swapped})                 # in turn, in rounds: medians, and ratios of the same round
         yield Row("64 blocks", "swap against recompute", benefit=measured(won.ratio("recompute", "swap"), "x as fast"),
                   cost=counted(bytes_moved / 1e6, "MB moved"), check=same_tokens(plain, swapped), note="...")
