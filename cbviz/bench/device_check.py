@@ -311,27 +311,13 @@ class Ours:
         return seconds, sum(len(s.request(i).output_token_ids) for i in s.request_ids)
 
 
-class Generate:
-    """transformers' `generate` in static batches: each as long as its longest row."""
+class Generate(engine.Transformers):
+    """transformers' `generate`, with its type of number in the name."""
 
     def __init__(self, folder: Path, device: str, kind: torch.dtype) -> None:
-        import transformers
-
-        self.name = f"transformers {transformers.__version__} generate, {str(kind).removeprefix('torch.')}"
-        self.device = device
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval().to(device)
+        super().__init__(folder, device, kind)
+        self.name += f" generate, {str(kind).removeprefix('torch.')}"
         self.about: dict[str, Any] = {}
-
-    @torch.inference_mode()
-    def run(self, requests: engine.Requests, seats: int) -> tuple[float, int]:
-        t0 = time.perf_counter()
-        for i in range(0, len(requests), seats):
-            batch = requests[i:i + seats]
-            width, longest = max(len(ids) for ids, _ in batch), max(n for _, n in batch)
-            ids = torch.tensor([[0] * (width - len(x)) + x for x, _ in batch], device=self.device)
-            mask = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x, _ in batch], device=self.device)
-            self.model.generate(ids, attention_mask=mask, max_new_tokens=longest, min_new_tokens=longest, do_sample=False, pad_token_id=0).tolist()
-        return time.perf_counter() - t0, sum(n for _, n in requests)
 
 
 class Continuous:

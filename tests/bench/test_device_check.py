@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def test_a_part_that_raises_keeps_what_it_had_and_the_others(tmp_path: Path, mon
     assert json.loads((tmp_path / "x.json").read_text("utf-8")) == result
 
 
-@pytest.mark.parametrize("end, said", [("os._exit(7)", "ended with 7"), ("time.sleep(60)", "did not end within")])
+@pytest.mark.parametrize("end, said", [("os._exit(7)", "ended with 7"), ("time.sleep(3600)", "did not end within")])
 def test_a_part_that_dies_or_hangs_in_its_process_loses_only_itself(end: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "sitecustomize.py"  # makes the part's own process go wrong in its middle
     package.write_text("import os, sys, time\n"
@@ -90,9 +89,8 @@ def test_a_part_that_dies_or_hangs_in_its_process_loses_only_itself(end: str, sa
                        f"            {end}\n"
                        "sys.meta_path.insert(0, Hook())\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    t0 = time.monotonic()
     found = device_check._apart("environment", "cpu", "toy", True, -8.0 if "sleep" in end else 60.0)
-    assert said in found["raised"] and time.monotonic() - t0 < 50
+    assert said in found["raised"]
     if "exit" in end:
         assert found["rows"] == [1]
 

@@ -57,7 +57,7 @@ def test_an_exported_model_says_the_same_in_transformers(tmp_path: Path, monkeyp
     seconds, produced = theirs.run(REQUESTS, 2)
     assert produced == 12 and seconds > 0 and theirs.name == f"transformers {transformers.__version__}"
     with torch.inference_mode():
-        logits = theirs._model(torch.tensor([[5, 6, 7, 8]])).logits[0]
+        logits = theirs.model(torch.tensor([[5, 6, 7, 8]])).logits[0]
     s = Session([RequestSpec("a", (5, 6, 7, 8), 1, arrival_step=0, sampling=Sampling(ignore_eos=True))], runner=TorchRunner(m, EngineConfig(precision="exact", num_blocks=8)),
                 precision="exact", num_blocks=8)
     s.run()
