@@ -186,7 +186,7 @@ class Turned:
 
 
 class Foreign:
-    """An engine in another Python."""
+    """An engine in another Python. `seats`: sequences at once, at most. What it raises later is a PeerError that names it."""
 
     def __init__(self, kind: str, python: str, model: Path, num_threads: int, seats: int, room: int) -> None:
         self._worker = Worker(python, engine_worker.__file__, kind)
@@ -198,11 +198,17 @@ class Foreign:
             raise ConfigError(f"{kind} does not run in {python}: {e}") from e
 
     def run(self, requests: Requests, seats: int) -> tuple[float, int]:
-        answer = self._worker.ask("run", requests=requests, seats=seats)
+        answer = self._ask("run", requests=requests, seats=seats)
         return float(answer["seconds"]), int(answer["tokens"])
 
     def decode(self, prompts: list[list[int]], steps: int) -> list[float]:
-        return [float(s) for s in self._worker.ask("decode", prompts=prompts, steps=steps)["seconds"]]
+        return [float(s) for s in self._ask("decode", prompts=prompts, steps=steps)["seconds"]]
+
+    def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        try:
+            return self._worker.ask(op, **fields)
+        except PeerError as e:
+            raise PeerError(f"{self.name}: {e}") from e
 
     def close(self) -> None:
         self._worker.close()
@@ -298,7 +304,8 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
                 notes.append("llama.cpp: not measured, it reads GGUF files only")
             else:
                 tell(0, 1, f"starting {kind}")
-                peer = Foreign(kind, where, path or folder, count, seats, room)
+                held = max(seats, *decode.BATCHES) if kind == "llama" and decode_rounds else seats  # sequences that llama.cpp has room for
+                peer = Foreign(kind, where, path or folder, count, held, room)
                 stack.callback(peer.close)
                 contenders.append(peer)
                 if kind == "llama":

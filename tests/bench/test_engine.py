@@ -128,15 +128,33 @@ def test_quality_of_the_same_is_perfect_and_of_int8_is_not() -> None:
     assert fast.rms_logit_error < fast.max_logit_error
 
 
+class Llama(Counted):
+    """In place of another Python with llama.cpp: refuses more sequences at once than it was made for, as llama.cpp does."""
+
+    def __init__(self, kind: str, python: str, model: Path, num_threads: int, seats: int, room: int) -> None:
+        super().__init__("llama.cpp 0", [])
+        assert kind == "llama" and model.suffix == ".gguf"
+        self._seats = seats
+
+    def decode(self, prompts: list[list[int]], steps: int) -> list[float]:
+        if len(prompts) > self._seats:
+            raise PeerError("llama_decode failed")
+        return [0.01] * steps
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.model
 def test_the_whole_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     progress: Callable[[int, int, str], None] = lambda *a: told.append(a)  # noqa: E731
-    r = bench.run(precisions=("fast",), rounds=1, share=0.02, num_requests=3, with_transformers=False, vllm_python=None, decode_rounds=1, progress=progress)
+    monkeypatch.setattr(bench, "Foreign", Llama)
+    r = bench.run(precisions=("fast",), rounds=1, share=0.02, num_requests=3, with_transformers=False, vllm_python=None, llama_python="python", decode_rounds=1, progress=progress)
     assert [x["name"] for x in r["loads"]] == ["article", "alone"] and r["clock"] == "measured"
     assert all(x["contenders"]["fast"]["median"] > 0 for x in r["loads"])
-    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [(n, ["fast"]) for n in (1, 4, 8, 16)]
+    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [(n, ["fast", "llama.cpp 0"]) for n in (1, 4, 8, 16)]
     assert all(len(x["contenders"]["fast"]["pass_s"]) == 1 for x in r["decode"])
     assert r["quality"]["fast"]["positions"] > 100
     text = bench.table(r)
-    assert "llama: not measured" in text and "fast against float32" in text and "batch 16 " in text
+    assert "vllm: not measured" in text and "fast against float32" in text and "batch 16 " in text
