@@ -146,6 +146,15 @@ def test_real_techniques_have_the_frames_shape() -> None:
         assert title and len(title) < 100 and callable(measure), name
 
 
+@pytest.mark.parametrize(("name", "num"), [("contiguous", 3), ("parallel", 2), ("speculative", 3), ("swap", 4)])
+def test_real_techniques_on_a_made_model(name: str, num: int) -> None:
+    """Of any vocabulary; what must be equal is equal, and every row has a figure."""
+    r = bench.run([name], model=made(), quick=True)
+    assert r["holds"], r
+    assert len(r["rows"]) == num and all(x["benefit"]["value"] > 0 for x in r["rows"])
+    assert name in bench.table(r)
+
+
 def test_invariance_on_a_made_model() -> None:
     r = bench.run(["invariance"], model=made(), quick=True)
     assert r["holds"], r

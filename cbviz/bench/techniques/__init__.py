@@ -146,6 +146,10 @@ class Context:
         asked = article(share, self.model.config.vocab_size, n)
         return [RequestSpec(f"r{i}", tuple(ids), out, arrival_step=0, sampling=Sampling(ignore_eos=True)) for i, (ids, out) in enumerate(asked)]
 
+    def ids(self, num: int, turn: int = 7) -> list[int]:
+        """`num` token ids that mean nothing, of the model's vocabulary; `turn`: from one to the next."""
+        return [(turn * i) % (self.model.config.vocab_size - 5) + 5 for i in range(num)]
+
     def text(self, words: str, max_tokens: int, request_id: str = "a", *, chat: bool = False, **spec: Any) -> RequestSpec:
         """A request for this text. Raises ConfigError for a model without a tokenizer."""
         from cbviz.messages import RequestSpec, Sampling

@@ -28,8 +28,8 @@ def uneven(ctx: Context, num_requests: int, **fields: Any) -> list[RequestSpec]:
 
     from cbviz.messages import RequestSpec, Sampling
 
-    rng = random.Random(ctx.seed)
-    asked = [RequestSpec(f"r{i}", tuple(rng.randrange(1000, 30_000) for _ in range(rng.choice((16, 40, 96)))), rng.choice((24, 48, 96)), arrival_step=0,
+    rng, vocab = random.Random(ctx.seed), ctx.model.config.vocab_size
+    asked = [RequestSpec(f"r{i}", tuple(rng.randrange(min(1000, vocab // 2), vocab) for _ in range(rng.choice((16, 40, 96)))), rng.choice((24, 48, 96)), arrival_step=0,
                          sampling=Sampling(ignore_eos=True)) for i in range(num_requests)]
     free = ctx.session(asked, **(fields | {"num_blocks": 512}))
     free.run()

@@ -40,7 +40,7 @@ def steps_at(ctx: Context, kind: str, length: int, num: int) -> Any:
     size, seats = 16, 4
     each = -(-(length + num) // size)
     runner = TorchRunner(ctx.model, EngineConfig(block_size=size, num_blocks=seats * each + 1, kv_cache_dtype=kind))
-    ids = [(7 * i) % 20_000 + 5 for i in range(length + num)]
+    ids = ctx.ids(length + num)
     tables = [list(range(1 + k * each, 1 + (k + 1) * each)) for k in range(seats)]
     plan, greedy = SchedulerOutput(1, size), Sampling()
     for k, table in enumerate(tables):

@@ -18,7 +18,7 @@ def measure(ctx: Context) -> Iterator[Row]:
     from cbviz import events as ev
     from cbviz.messages import RequestSpec, Sampling
 
-    prompt = tuple((31 * i) % 20_000 + 5 for i in range(60 if ctx.quick else 250))
+    prompt = tuple(ctx.ids(60 if ctx.quick else 250, 31))
     outputs = 12 if ctx.quick else 60
     for n in (3,) if ctx.quick else (2, 4, 6):
         fields: dict[str, Any] = {"num_blocks": 256, "max_num_seqs": 16, "precision": "exact", "enable_prefix_caching": False, "max_num_batched_tokens": 512}

@@ -28,7 +28,7 @@ def both_ways(ctx: Context, length: int, rounds: int) -> tuple[float, float, flo
     n = -(-length // size)
     config = EngineConfig(block_size=size, num_blocks=2 * n + 2, swap_blocks=n, max_model_len=None)
     runner = TorchRunner(ctx.model, config)
-    ids, table, other = [(7 * i) % 20_000 + 5 for i in range(length + 1)], list(range(1, n + 1)), list(range(n + 1, 2 * n + 1))
+    ids, table, other = ctx.ids(length + 1), list(range(1, n + 1)), list(range(n + 1, 2 * n + 1))
     greedy = Sampling()
 
     def chunks(start: int, stop: int, where: list[int]) -> SchedulerOutput:
