@@ -18,7 +18,8 @@ Everything else runs kernel by kernel ("eager"), and so does all of it where a c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
@@ -338,7 +339,7 @@ class DevicePass:
         self._begin: Event | None = None
         self._end: Event | None = None
         self.busy_s: float | None = None
-        """Device time of the step that was last waited for: from its first transfer to its last kernel. None: it was not measured."""
+        """Device time of the step that was last waited for: from its first transfer to its last kernel, and of what was added since. None: it was not measured."""
 
     @property
     def about(self) -> str:
@@ -484,6 +485,17 @@ class DevicePass:
         if not within:
             self.busy_s = (self._end or done).seconds_since(self._begin) if self._begin is not None else None
             self._timing, self._begin, self._end = False, None, None
+
+    @contextmanager
+    def more(self) -> Iterator[None]:
+        """Around work behind the step's wait (drafts of a model): its time on the device is added to `busy_s`, from its first kernel to its last."""
+        begin, end = self.backend.event(), self.backend.event()
+        begin.record()
+        yield
+        end.record()
+        end.wait()
+        if self.busy_s is not None:
+            self.busy_s += end.seconds_since(begin)
 
 
 def card(device: torch.device) -> str:

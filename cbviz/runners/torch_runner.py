@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import cbviz.model  # noqa: F401  before torch: it settles how torch's threads wait
 
@@ -39,8 +40,9 @@ class TorchRunner:
     """A decoder (dense, mixture of experts, MLA) over a paged KV store.
 
     `model`: what `hub.resolve` takes (a registry name, folder, GGUF file or hub id), or a model already loaded, whose weights are then
-    shared. Of `config` it reads block_size, num_blocks, kv_cache_memory_bytes, kv_cache_dtype, sliding_window, attention_sinks, precision, kernels,
-    batch_invariant, device, seed and draft_model; how drafts are made stands in each plan. Raises ConfigError
+    shared. Of `config` it reads block_size, num_blocks, kv_cache_memory_bytes, kv_cache_dtype, swap_blocks, sliding_window, attention_sinks, precision,
+    kernels, batch_invariant, device, enforce_eager, max_num_seqs (seats that recorded passes are made for), seed, speculative, draft_layers and draft_model; how drafts are made
+    stands in each plan. Raises ConfigError
     for a field that asks for what does not exist, ModelError for a model that cannot be had.
     """
 
@@ -231,9 +233,10 @@ class TorchRunner:
         drafter = self._drafter(plan.drafting)
         lines = {c.request_id: Line(c.request_id, c.tokens[:c.start + c.num_tokens - c.num_draft] + token_ids.get(c.request_id, []), c.block_table, c.sampling,
                                     self.config.seed if c.sampling.seed is None else c.sampling.seed) for c in plan.chunks}
-        drafter.follow([line for i, line in lines.items() if i not in token_ids])
         wanted = [i for i in lines if i in token_ids]
-        drafts = drafter.propose([lines[i] for i in wanted], plan.drafting.num_tokens)
+        with self.device_pass.more() if self.device_pass is not None else nullcontext():
+            drafter.follow([line for i, line in lines.items() if i not in token_ids])
+            drafts = drafter.propose([lines[i] for i in wanted], plan.drafting.num_tokens)
         for name, n in drafter.counted.items():
             counted[name] += n
             counted[f"draft_{name}"] = n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -307,6 +308,10 @@ def test_a_step_makes_two_transfers_and_one_wait_and_is_timed() -> None:
     there.start()
     there.sample(there.forward(parts, there.kv, 0, []), [])  # nobody samples: the step still ends when its work has ended
     assert there.counts.waits == 6 and there.busy_s is not None and there.busy_s > 0
+    before_s = there.busy_s
+    with there.more():
+        time.sleep(0.01)
+    assert there.busy_s >= before_s + 0.01
 
 
 def test_no_pass_beside_the_host_on_a_cpu() -> None:
