@@ -118,6 +118,8 @@ class CompiledPass:
     def _use(self, kv: KVStore) -> None:
         if self._kv is not None and self._kv() is kv:
             return
+        while not self._lib.cbviz_quiet():  # a late helper may still follow a block table into the store that these point to
+            time.sleep(0)
         for to, layer in zip(self._layers, kv.layers, strict=True):
             to.k_cache, to.v_cache = layer.k.data_ptr(), layer.v.data_ptr()
             for name in _SCALES:

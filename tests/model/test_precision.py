@@ -207,6 +207,32 @@ def test_rows_that_nobody_asks_for_cost_no_logits(compiled: OpSet) -> None:
     assert decoder.forward(ids, positions, batch, kv, torch.tensor([], dtype=torch.int64)).shape == (0, 211)
 
 
+def test_another_kv_store_waits_for_late_readers_of_the_last(compiled: OpSet) -> None:
+    """A helper thread that was overtaken reads on in the store of its pass: until it is done, nothing may point to another, perhaps smaller one."""
+    passing = model().decoder(compiled, 0, "exact").whole
+    first, second = (KVStore(2, n, 2, 7, 8) for n in (40, 3))  # layers, blocks, heads, tokens a block, head size
+    batch = Batch.build([[1]], [3], [3], 7)
+
+    def go(kv: KVStore) -> None:
+        passing(torch.tensor([5, 6, 7]), torch.arange(3), batch, kv, torch.tensor([2]))
+
+    go(first)
+    seen: list[int] = []
+
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def cbviz_quiet(self) -> int:
+            seen.append(passing._layers[0].k_cache)
+            return int(len(seen) > 3)
+
+    real, passing._lib = passing._lib, Late()
+    go(second)
+    assert seen[:4] == [first.layers[0].k.data_ptr()] * 4
+    assert passing._layers[0].k_cache == second.layers[0].k.data_ptr()
+
+
 def test_two_threads_of_python_at_once(compiled: OpSet) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
