@@ -36,7 +36,8 @@ export class Fold {
   }
   // Of a mixture: tokens of each expert in the step, and in all up to it.
   experts(step) {
-    const x = this.head.experts, row = x && step ? x.rows[step - 1] : null; if (!row) return null; const sums = new Array(row.length).fill(0); for (let s = 0; s < step; s++) { const r = x.rows[s]; if (r) for (let i = 0; i < r.length; i++) sums[i] += r[i]; }
+    const x = this.head.experts, row = x && step ? x.rows[step - 1] : null; if (!row) return null; if (!this.load || this.load.step > step) this.load = { step: 0, sums: new Array(row.length).fill(0) }; const { sums } = this.load;
+    for (; this.load.step < step; this.load.step++) { const r = x.rows[this.load.step]; if (r) for (let i = 0; i < r.length; i++) sums[i] += r[i]; }      // played on, a step costs its own row
     const rows = (v) => x.layers.map((_, k) => v.slice(k * x.num, (k + 1) * x.num)); return { layers: x.layers, load: rows(row), sum: rows(sums) };
   }
   events(step) { this.at = this.offsets[step - 1]; return this.num() - 1; }
