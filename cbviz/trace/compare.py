@@ -22,7 +22,7 @@ from cbviz.config import ConfigError
 from cbviz.messages import StepRecord
 from cbviz.trace.explain import Sentence, count, explain, listed
 from cbviz.trace.intervals import NOT_RECORDED, Spent, spent, total
-from cbviz.trace.metrics import METRICS, format_value, metrics, seconds, whose_time
+from cbviz.trace.metrics import METRICS, format_value, hit_tokens, metrics, seconds, whose_time
 from cbviz.trace.state import RequestState
 from cbviz.trace.trace import Cursor, Trace
 
@@ -442,7 +442,7 @@ def _skips(x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tup
 
 def _tokens(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
     out = []
-    hits = [sum(e.num_cached_tokens for record in t for e in record.events if isinstance(e, ev.Admitted)) for t in (a, b)]
+    hits = [sum(map(hit_tokens, t)) for t in (a, b)]
     if hits[0] != hits[1]:
         out.append(Sentence("hit", f"{hits[0]} tokens were found in the cache at admissions, those after preemptions included, under {names[0]}, {hits[1]} under {names[1]}"))
     padded = [sum(record.tokens.padded for record in t) for t in (a, b)]

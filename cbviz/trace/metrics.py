@@ -209,6 +209,13 @@ def kv_usage(record: StepRecord, num_blocks: int) -> float | None:
     return None
 
 
+def hit_tokens(record: StepRecord) -> int:
+    """Tokens that the step's admissions found in the prefix cache. What came back from the host was not found there."""
+    swapped = {e.request_id for e in record.events if isinstance(e, ev.SwappedIn)}
+    return sum(e.num_cached_tokens if isinstance(e, ev.Admitted) and e.request_id not in swapped else
+               e.num_tokens if isinstance(e, ev.PrefixHit) and e.request_id in swapped else 0 for e in record.events)
+
+
 def useful_rows(record: StepRecord) -> int:
     """Rows of the step's batch that computed at least one token that was wanted and had not been computed before."""
     return sum(1 for c in record.chunks if not c.padding and c.num_tokens > c.num_recomputed)
@@ -271,11 +278,11 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
     for record in records:
         t = record.tokens
         total, useful, recomputed, padded, rejected = total + t.total, useful + t.useful, recomputed + t.recomputed, padded + t.padded, rejected + t.rejected
+        hits += hit_tokens(record)
         for c in record.chunks:
             drafts, checks = drafts + c.num_draft, checks + (c.num_draft > 0)
         for e in record.events:
             if isinstance(e, ev.Admitted):
-                hits += e.num_cached_tokens
                 r = state.requests[e.request_id]
                 queries += r.num_prompt_tokens + sum(1 for s in r.output_steps if s < record.step)
             elif isinstance(e, ev.Preempted):

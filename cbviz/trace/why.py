@@ -302,7 +302,7 @@ def why_preempted(trace: Trace, cursor: Cursor | int | None, request_id: str) ->
     """The request's latest preemption at the cursor: for whom, by which rule, the ranking of all candidates, and what it cost. Raises KeyError.
 
     `facts`: `for_id`, `rule`, `need`, `have`, `tokens_lost`, `blocks`, `ranking` (first to lose first: request_id, rank, num_computed_tokens, blocks that only it
-    held), and once it is back `resumed_step`, `tokens_found`, `tokens_again`.
+    held), and once it is back `resumed_step`, `tokens_found` (in the cache, or on the host where it was swapped out), `tokens_again`.
     """
     at = _at(trace, cursor)
     trace.state(at).request(request_id)
@@ -342,20 +342,19 @@ def why_preempted(trace: Trace, cursor: Cursor | int | None, request_id: str) ->
         )
     )
     back = next(((rec, x) for rec, _, x in _past(trace, at) if rec.step > record.step and isinstance(x, ev.Admitted) and x.request_id == request_id and x.resumed), None)
+    away = next((x for x in record.events[i:] if isinstance(x, ev.SwappedOut) and x.request_id == request_id), None)
+    lost = f"It lost {count(e.num_tokens_lost, 'computed token')}"
+    if away is not None:
+        lost = f"Its {count(away.num_tokens, 'computed token')} went to {count(len(away.host_block_ids), 'block')} on the host"
+    kind = "recomputes" if away is None else "swapped"
     if back is None:
-        said.append(Sentence("recomputes", f"It lost {count(e.num_tokens_lost, 'computed token')}; it has no seat again yet", (request_id,)))
+        said.append(Sentence(kind, f"{lost}; it has no seat again yet", (request_id,)))
     else:
         came, x = back
         again = max(0, e.num_tokens_lost - x.num_cached_tokens)
         facts |= {"resumed_step": came.step, "tokens_found": x.num_cached_tokens, "tokens_again": again}
-        said.append(
-            Sentence(
-                "recomputes",
-                f"It lost {count(e.num_tokens_lost, 'computed token')}; at step {came.step}, {count(came.step - record.step, 'step')} later, it came back: "
-                f"the cache still had {x.num_cached_tokens} of them, {again} had to be computed again",
-                (request_id,),
-            )
-        )
+        how = f"the cache still had {x.num_cached_tokens} of them, {again} had to be computed again" if away is None else "nothing had to be computed again"
+        said.append(Sentence(kind, f"{lost}; at step {came.step}, {count(came.step - record.step, 'step')} later, it came back: {how}", (request_id,)))
     return Why(question, record.step, said, facts)
 
 

@@ -14,6 +14,8 @@ from cbviz.messages import SchedulerOutput
 from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.explain import explain
+from cbviz.trace.metrics import metrics
+from cbviz.trace.why import why_preempted
 from tests.core.byhand import found, run, spec
 from tests.core.fuzz import DISCIPLINE_NAMES, LedgerRunner, case, make_engine, play
 from tests.engine.test_replay import follow
@@ -80,6 +82,11 @@ def test_by_hand() -> None:
     assert t.state(at).request("b").state == "swapped" and t.state(at).request("b").num_computed_tokens == 11
     home = next(r.step for r in t if back in r.events)
     assert any(s.startswith("b was swapped in: 3 blocks from the host") for s in explain(t, home))
+    head = "Its 11 computed tokens went to 3 blocks on the host; "
+    assert why_preempted(t, at, "b").sentences[-1] == head + "it has no seat again yet"
+    later = why_preempted(t, None, "b")
+    assert later.sentences[-1] == head + f"at step {home}, {home - at} steps later, it came back: nothing had to be computed again"
+    assert later.sentences[-1].kind == "swapped" and later.facts["tokens_again"] == 0
     assert t.record(at).gauges.num_host_blocks == 3 and t.record(home).gauges.num_host_blocks == 0
     assert sum(r.tokens.recomputed for r in t) == 0
     spans = {s.what: s for s in t.record(at).spans}
@@ -93,6 +100,18 @@ def test_what_the_cache_still_has_is_not_copied() -> None:
     assert back.num_kept > 0 and len(back.block_ids) + back.num_kept == len(found(t, ev.SwappedOut)[0].block_ids)
     at = next(r.step for r in t if back in r.events)
     assert any("still here, in the prefix cache" in s for s in explain(t, at))
+
+
+def test_what_comes_back_is_no_hit_of_the_cache() -> None:
+    tight: dict[str, Any] = {"discipline": "chunked", "max_num_seqs": 8, "num_blocks": 33, "block_size": 16, "max_num_batched_tokens": 128, "swap_blocks": 32}
+    hits = {}
+    for caching in (False, True):
+        for mode in ("recompute", "swap"):
+            s = Session("preemption", runner="sim", preemption_mode=mode, enable_prefix_caching=caching, **tight)
+            s.run()
+            hits[caching, mode] = metrics(s.trace)["prefix_hit_tokens"]
+    assert hits[False, "recompute"] == hits[False, "swap"] == 0
+    assert hits[True, "recompute"] == hits[True, "swap"] > 0
 
 
 def test_rewind_and_fork_while_somebody_is_away() -> None:
