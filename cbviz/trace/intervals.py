@@ -42,21 +42,27 @@ def total(parts: dict[str, tuple[int, float]]) -> tuple[int, float]:
 
 
 def spent(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Spent]:
-    """For each request that entered the queue, where its steps went up to the cursor (whole steps), in order of arrival."""
+    """For each request that entered the queue, and each sequence forked from one, where its steps went up to the cursor (whole steps), in order of arrival."""
     at = trace.last if cursor is None else Cursor(cursor) if isinstance(cursor, int) else cursor
     state: State = trace.state(0).clone()
     out: dict[str, Spent] = {}
     for record in trace.records[: at.step if at.event is None else at.step - 1]:
         state.apply(record)
         seconds = record.t1_s - record.t0_s
+        forked: dict[str, list[str]] = {}
         for e in record.events:
             if isinstance(e, ev.Arrived):
                 out[e.request_id] = Spent()
+            elif isinstance(e, ev.Forked):
+                forked[e.request_id] = e.child_ids
+                out.update((i, Spent()) for i in e.child_ids)
         seen: set[str] = set()
         for c in record.chunks:
             if not c.padding:
-                _add(out[c.request_id].ran, "decode" if c.kind == "decode" else "recompute" if c.num_recomputed else "prefill", seconds)
-                seen.add(c.request_id)
+                kind = "decode" if c.kind == "decode" else "recompute" if c.num_recomputed else "prefill"
+                for rid in (c.request_id, *forked.get(c.request_id, ())):  # the step that ends a prompt is the first of all its sequences
+                    _add(out[rid].ran, kind, seconds)
+                    seen.add(rid)
         reason = state.requests[state.waiting[0]].wait_reason if state.waiting else ""
         if not reason and any(isinstance(e, ev.Preempted) for e in record.events):
             reason = "preempted"  # it lost its seat after the queue had been asked

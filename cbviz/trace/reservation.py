@@ -174,7 +174,8 @@ def reservation(trace: Trace) -> Reservation:
     steps = {name: _play(allocator, sizes, final, rows, total) for name, (allocator, sizes) in schemes.items()}
     if trace.has("accounting"):
         steps["paged"] = [
-            Held(s.used, s.reserved, s.partly_empty, 0, s.cached + s.free, len(running), len(running)) for s, running in zip((record.slots for record in trace), rows) if s.total
+            Held(s.used, s.reserved, s.partly_empty, s.fragmented, s.cached + s.free, len(running), len(running))
+            for s, running in zip((record.slots for record in trace), rows) if s.total
         ]
         if len(steps["paged"]) != len(trace):
             del steps["paged"]
@@ -195,6 +196,8 @@ def _running(trace: Trace) -> list[dict[str, int]]:
                 out.append(dict(now))
             if isinstance(e, ev.Admitted):
                 now[e.request_id] = e.num_cached_tokens
+            elif isinstance(e, ev.Forked):
+                now.update(dict.fromkeys(e.child_ids, e.num_tokens))
             elif isinstance(e, (ev.Preempted, ev.Finished)):
                 now.pop(e.request_id, None)
             elif isinstance(e, ev.Scheduled) and not e.padding and e.request_id in ran and e.request_id in now:

@@ -16,7 +16,10 @@ from cbviz.messages import RequestError, RequestSpec, Sampling
 from cbviz.runners.sim import SimRunner
 from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
+from cbviz.trace.compare import compare
 from cbviz.trace.explain import explain
+from cbviz.trace.intervals import NOT_RECORDED, spent
+from cbviz.trace.reservation import reservation
 from tests.core.byhand import found, run, spec
 from tests.core.fuzz import DISCIPLINE_NAMES, Case, LedgerRunner, case, make_engine, play
 from tests.engine.test_replay import follow
@@ -179,6 +182,28 @@ def test_on_a_tape_each_sequence_has_its_own_length(stops: str) -> None:
     assert tape.outputs("a") == s.outputs("a")
     with pytest.raises(RequestError, match="output_lens has 1 lengths, n is 3"):
         msgspec.structs.replace(asked, output_lens=(4,))
+
+
+def test_sequences_in_what_is_told_of_a_run() -> None:
+    """Their steps are counted from the fork on, two runs with them are compared, and without paging each would have had a piece of its own."""
+    s = Session([several(spec(i, 30, 12), n) for i, n in (("a", 3), ("b", 2), ("c", 1))], runner="sim", discipline="chunked", num_blocks=40, block_size=4, max_num_seqs=6)
+    t = s.fork(max_num_seqs=3, num_blocks=24)
+    s.run()
+    t.run()
+    for trace in (s.trace, t.trace):
+        for rid, x in spent(trace).items():
+            r = trace.state().request(rid)
+            assert x.steps == r.finish_step - r.arrival_step + 1, (rid, x)
+            assert NOT_RECORDED not in {**x.waiting, **x.preempted, **x.skipped}, (rid, x)
+            computed = sum(c.request_id == rid for record in trace for c in record.chunks)
+            assert sum(n for n, _ in x.ran.values()) == computed + bool(r.parent)
+        assert {"a.1", "a.2", "b.1"} < set(spent(trace))
+        found = reservation(trace)
+        for step, (record, held) in enumerate(zip(trace, found.steps["exact"]), 1):
+            assert sum(held[:5]) == found.total_slots
+            if step > 2 and not any(isinstance(e, (ev.Admitted, ev.Preempted)) for e in record.events):
+                assert held.num_running == len(trace.state(step - 1).running)
+    assert compare(s.trace, t.trace).causes
 
 
 def test_ids_of_sequences_are_taken() -> None:
