@@ -60,41 +60,31 @@ def _last(trace: Trace, at: Cursor, kind: type, request_id: str) -> tuple[StepRe
     return None
 
 
-def _tokens(trace: Trace, state: State, request_id: str) -> list[int]:
+def _tokens(state: State, request_id: str) -> list[int]:
     """Prompt and outputs that the request has at the state; empty if the trace does not hold its prompt."""
-    spec, r = trace.specs.get(request_id), state.requests.get(request_id)
-    return [*spec.prompt_token_ids, *r.output_token_ids] if spec is not None and r is not None else []
+    r = state.requests.get(request_id)
+    return [*r.spec.prompt_token_ids, *r.output_token_ids] if r is not None and r.spec is not None else []
 
 
-def _contents(trace: Trace, at: Cursor) -> dict[int, tuple[str, int, int]]:
-    """For each findable block: whose tokens it was filled with, which block of that request's sequence it is, and the step."""
-    tables: dict[str, list[int]] = {}
-    out: dict[int, tuple[str, int, int]] = {}
-    for record, i, e in _past(trace, at):
-        if isinstance(e, (ev.Allocated, ev.Shared)):
-            tables.setdefault(e.request_id, []).extend(e.block_ids)
-        elif isinstance(e, ev.BlockCached):
-            out[e.block_id] = e.request_id, tables[e.request_id].index(e.block_id), record.step
-        elif isinstance(e, ev.Evicted):
-            out.pop(e.block_id, None)
-        elif isinstance(e, (ev.Preempted, ev.Freed)):
-            tables[e.request_id] = []
-        elif isinstance(e, ev.OutOfWindow):
-            tables[e.request_id][e.first_index : e.first_index + len(e.block_ids)] = [NULL_BLOCK] * len(e.block_ids)
-        elif isinstance(e, ev.Unscheduled):
-            for x in record.events[:i]:
-                if isinstance(x, ev.BlockCached) and x.request_id == e.request_id:
-                    out.pop(x.block_id, None)
-    return out
+def _contents(trace: Trace, at: Cursor) -> dict[int, tuple[str, int]]:
+    """For each findable block: whose tokens it was filled with, and which block of that request's sequence it is."""
+    filled: dict[int, str] = {}
+    for _, _, e in _past(trace, at):
+        if isinstance(e, ev.BlockCached):
+            filled[e.block_id] = e.request_id
+        elif isinstance(e, ev.Resized):
+            filled.update({b: filled[a] for a, b in e.moved if a in filled})
+    state = trace.state(at)
+    return {b: (owner, state.position[b]) for b, owner in filled.items() if b < state.num_blocks and state.cached[b]}
 
 
 def _hits(trace: Trace, state: State, at: Cursor, request_id: str) -> list[int]:
     """Blocks of the request's known tokens that could be found at the cursor, leading ones first; one token is left to compute."""
-    mine, size = _tokens(trace, state, request_id), state.block_size
+    mine, size = _tokens(state, request_id), state.block_size
     if state.config.get("enable_prefix_caching") not in (True, "True") or not mine:
         return []
     by_place: dict[int, list[tuple[int, str]]] = {}
-    for block, (owner, place, _) in _contents(trace, at).items():
+    for block, (owner, place) in _contents(trace, at).items():
         by_place.setdefault(place, []).append((block, owner))
     tokens: dict[str, list[int]] = {}
     out: list[int] = []
@@ -102,7 +92,7 @@ def _hits(trace: Trace, state: State, at: Cursor, request_id: str) -> list[int]:
         end = (i + 1) * size
         for block, owner in by_place.get(i, ()):
             if owner not in tokens:
-                tokens[owner] = _tokens(trace, state, owner)
+                tokens[owner] = _tokens(state, owner)
             if tokens[owner][:end] == mine[:end]:
                 out.append(block)
                 break
@@ -395,7 +385,7 @@ def why_missed(trace: Trace, cursor: Cursor | int | None, request_id: str) -> Wh
         said += _parting(trace, state, when, request_id, e.block_index, facts)
     elif e.cause == "evicted":
         facts |= {"evicted_step": e.evicted_step, "evicted_by": e.evicted_by}
-        gone = _evicted_block(trace, e, _tokens(trace, state, request_id))
+        gone = _evicted_block(trace, e, _tokens(state, request_id))
         if gone is not None:
             x, owner = gone
             facts |= {"block_id": x.block_id, "owner": x.owner, "idle_steps": x.idle_steps, "content_of": owner}
@@ -408,7 +398,7 @@ def why_missed(trace: Trace, cursor: Cursor | int | None, request_id: str) -> Wh
                 )
             )
     elif e.cause == "partial":
-        known = len(_tokens(trace, state, request_id)) or r.num_tokens
+        known = len(_tokens(state, request_id)) or r.num_tokens
         rest = known - e.block_index * size
         facts["rest"] = rest
         said.append(Sentence("miss", f"Its last {count(rest, 'token')}, from position {first}, fill no block of {size}: only whole blocks are found", (request_id,)))
@@ -421,13 +411,13 @@ def why_missed(trace: Trace, cursor: Cursor | int | None, request_id: str) -> Wh
 
 def _parting(trace: Trace, state: State, at: Cursor, request_id: str, block_index: int, facts: dict[str, Any]) -> list[Sentence]:
     """The earlier request that begins most like this one, and where they part."""
-    mine = _tokens(trace, state, request_id)
+    mine = _tokens(state, request_id)
     size = state.block_size
     best, other, theirs = -1, "", []
     for r in state.by_index:
         if r.request_id == request_id or (r.first_scheduled_step < 0 and r.status != "running"):
             continue
-        tokens = _tokens(trace, state, r.request_id)
+        tokens = _tokens(state, r.request_id)
         n = next((k for k, (x, y) in enumerate(zip(mine, tokens)) if x != y), min(len(mine), len(tokens)))
         if n > best:
             best, other, theirs = n, r.request_id, tokens
@@ -468,7 +458,7 @@ def _evicted_block(trace: Trace, miss: ev.PrefixMiss, mine: list[int]) -> tuple[
     for i, e in enumerate(record.events):
         if isinstance(e, ev.Evicted) and (not miss.evicted_by or e.by == miss.evicted_by):
             held = _contents(trace, Cursor(record.step, i)).get(e.block_id)
-            if held is not None and held[1] == miss.block_index and _tokens(trace, state, held[0])[:end] == mine[:end]:
+            if held is not None and held[1] == miss.block_index and _tokens(state, held[0])[:end] == mine[:end]:
                 return e, held[0]
     return None
 
@@ -495,7 +485,7 @@ def why_block(trace: Trace, cursor: Cursor | int | None, block_id: int) -> Why:
         )
     life: list[dict[str, Any]] = []
     refs: set[str] = set()
-    for record, _, e in _past(trace, at):
+    for record, i, e in _past(trace, at):
         entry: dict[str, Any] | None = None
         if isinstance(e, ev.Allocated) and block_id in e.block_ids:
             refs = {e.request_id}
@@ -503,6 +493,24 @@ def why_block(trace: Trace, cursor: Cursor | int | None, block_id: int) -> Why:
         elif isinstance(e, ev.Shared) and block_id in e.block_ids:
             refs.add(e.request_id)
             entry = {"what": "shared", "request_id": e.request_id, "holders": len(refs)}
+        elif isinstance(e, ev.Forked) and block_id in e.block_ids:
+            refs.update(e.child_ids)
+            entry = {"what": "forked", "request_id": e.request_id, "holders": len(refs), "sequences": 1 + len(e.child_ids)}
+        elif isinstance(e, ev.Copied) and e.src == block_id:
+            refs.discard(e.request_id)
+            entry = {"what": "copied", "request_id": e.request_id, "to": e.dst, "holders": len(refs)}
+        elif isinstance(e, ev.Copied) and e.dst == block_id:
+            refs = {e.request_id}
+            entry = {"what": "allocated", "request_id": e.request_id, "copy_of": e.src}
+        elif isinstance(e, ev.BeamStep):
+            now = refs.difference(e.beam_ids) | {i for i, parent in zip(e.beam_ids, e.parents, strict=True) if e.beam_ids[parent] in refs}
+            if now != refs:
+                entry = {"what": "beams", "request_id": e.request_id, "holders": len(now)}
+            refs = now
+        elif isinstance(e, ev.Resized) and (came := next((a for a, b in e.moved if b == block_id), None)) is not None:
+            then = trace.state(Cursor(record.step, i + 1))
+            refs = {then.by_index[x].request_id for x in then.holders.get(block_id, ())}
+            entry = {"what": "moved", "request_id": "", "from": came, "holders": len(refs)}
         elif isinstance(e, ev.BlockCached) and e.block_id == block_id:
             entry = {"what": "cached", "request_id": e.request_id}
         elif isinstance(e, ev.Evicted) and e.block_id == block_id:
@@ -524,7 +532,8 @@ def why_block(trace: Trace, cursor: Cursor | int | None, block_id: int) -> Why:
     return Why(question, at.step, said, {"kind": kind, "holders": holders, "fill": state.fill(block_id), "life": life})
 
 
-_LIFE_KINDS = {"allocated": "allocated", "shared": "shared", "cached": "cached", "evicted": "evicted", "freed": "freed"}
+_LIFE_KINDS = {"allocated": "allocated", "shared": "shared", "cached": "cached", "evicted": "evicted", "freed": "freed", "forked": "shared", "copied": "shared", "beams": "shared",
+               "moved": "configured"}
 
 
 def _ago(steps: int) -> str:
@@ -532,7 +541,7 @@ def _ago(steps: int) -> str:
 
 
 def _block_now(state: State, block_id: int, kind: str, holders: list[str], life: list[dict[str, Any]], at: Cursor) -> str:
-    idle = next((at.step - x["step"] for x in reversed(life) if x["what"] == "freed"), 0)
+    idle = next((at.step - x["step"] for x in reversed(life) if x["what"] in ("freed", "beams")), 0)
     if holders:
         fill = f"{state.fill(block_id)} of its {state.block_size} slots hold a token"
         who = f"is held by {holders[0]}" if len(holders) == 1 else f"is shared by {listed(holders)}"
@@ -546,7 +555,15 @@ def _block_now(state: State, block_id: int, kind: str, holders: list[str], life:
 def _life_text(x: dict[str, Any]) -> str:
     who = x["request_id"]
     if x["what"] == "allocated":
-        return f"{who} took it as a new block"
+        return f"{who} took it as a new block" + (f" and copied block {x['copy_of']} to it, which others hold too" if "copy_of" in x else "")
+    if x["what"] == "forked":
+        return f"{who} goes on as {count(x['sequences'], 'sequence')}, which share it"
+    if x["what"] == "copied":
+        return f"{who} copied it to block {x['to']} before writing, and {count(x['holders'], 'other')} {'keeps' if x['holders'] == 1 else 'keep'} it"
+    if x["what"] == "beams":
+        return f"the beams of {who} went on: {count(x['holders'], 'sequence')} {'holds' if x['holders'] == 1 else 'hold'} it now"
+    if x["what"] == "moved":
+        return f"the pool was made smaller: what lay in block {x['from']} was moved here"
     if x["what"] == "shared":
         return f"{who} found it in the cache" + (f" and shares it with {count(x['holders'] - 1, 'other')}" if x["holders"] > 1 else "; nobody held it")
     if x["what"] == "cached":

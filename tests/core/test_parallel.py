@@ -20,6 +20,8 @@ from cbviz.trace.compare import compare
 from cbviz.trace.explain import explain
 from cbviz.trace.intervals import NOT_RECORDED, spent
 from cbviz.trace.reservation import reservation
+from cbviz.trace.trace import Cursor
+from cbviz.trace.why import _hits, why_block, why_missed, why_waiting
 from tests.core.byhand import found, run, spec
 from tests.core.fuzz import DISCIPLINE_NAMES, Case, LedgerRunner, case, make_engine, play
 from tests.engine.test_replay import follow
@@ -204,6 +206,36 @@ def test_sequences_in_what_is_told_of_a_run() -> None:
             if step > 2 and not any(isinstance(e, (ev.Admitted, ev.Preempted)) for e in record.events):
                 assert held.num_running == len(trace.state(step - 1).running)
     assert compare(s.trace, t.trace).causes
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_why_knows_blocks_that_sequences_share(mode: str) -> None:
+    """Who holds a block follows from its life at every step, also where the pool gets smaller; what an admission will find in the cache is foretold."""
+    s = Session([several(spec(i, 30, 12), n) for i, n in (("a", 3), ("b", 2), ("c", 1), ("d", 3))], runner="sim", discipline="vllm", num_blocks=40, block_size=4, max_num_seqs=6,
+                preemption_mode=mode, swap_blocks=20)
+    s.run(max_steps=6)
+    s = s.fork(num_blocks=24)
+    s.run()
+    whats = set()
+    hits = 0
+    for step in range(1, len(s.trace) + 1):
+        state = s.trace.state(step)
+        for b in range(1, state.num_blocks):
+            found = why_block(s.trace, step, b)
+            held = 0
+            for x in found.facts["life"]:
+                whats.add(x["what"])
+                held = 1 if x["what"] == "allocated" else 0 if x["what"] == "evicted" else x.get("holders", held)
+            assert held == len(found.facts["holders"]) == state.ref_count(b), (step, b, found.facts)
+        for rid in state.requests:
+            why_waiting(s.trace, step, rid)
+            why_missed(s.trace, step, rid)
+        for i, e in enumerate(s.trace.record(step).events):
+            if isinstance(e, ev.PrefixHit):
+                at = Cursor(step, i)
+                assert len(_hits(s.trace, s.trace.state(at), at, e.request_id)) == len(e.block_ids)
+                hits += 1
+    assert hits and {"allocated", "forked", "copied", "freed", "cached", "evicted"} <= whats
 
 
 def test_ids_of_sequences_are_taken() -> None:
