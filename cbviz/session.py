@@ -580,8 +580,8 @@ class Session:
             self.engine.restore(now, specs)
             raise
         self._script.clear()
-        self.trace.truncate(step)
         self._set_prices()
+        self.trace.truncate(step)
         self._sync()
         self._restream()
         self.config = self.engine.config
@@ -783,10 +783,8 @@ class Session:
         """
         if self.config.clock != "measured":
             raise ConfigError(f"time is modelled here, for {self._device.name}: its peaks come from a table, there is nothing to measure")
-        self._device = d = self._peaks(progress, fresh=fresh, again=True)
-        self.engine.cost = costs.make(self.config.cost, self.runner.spec, d)
-        h = self.trace.header
-        h.peak_bytes_s, h.peak_flops_s, h.peaks_measured = d.bandwidth_bytes_s, d.flops_s, d.measured
+        d = self._peaks(progress, fresh=fresh, again=True)
+        self._hold_against(d)
         self._changed("peaks")
         return d
 
@@ -801,8 +799,13 @@ class Session:
     def _set_prices(self) -> None:
         """The engine's cost model and the device whose peaks are shown follow its config (a branch may price its steps for another device)."""
         self.config = self.engine.config
-        self._device = self._pick_device()
-        self.engine.cost = costs.make(self.config.cost, self.runner.spec, self._device)
+        self._hold_against(self._pick_device())
+
+    def _hold_against(self, d: DeviceSpec) -> None:
+        self._device = d
+        self.engine.cost = costs.make(self.config.cost, self.runner.spec, d)
+        h = self.trace.header
+        h.device, h.peak_bytes_s, h.peak_flops_s, h.peaks_measured = _device_name(d), d.bandwidth_bytes_s, d.flops_s, d.measured
 
     def _header(self) -> TraceHeader:
         """Describes the run from its first step: the config is the start's."""
@@ -821,7 +824,7 @@ class Session:
         made_by_name = self.workload_name in workloads.PRESETS and self.runner_name != "tape"
         return TraceHeader(
             capabilities=names, config=start.to_dict(), model=self.model, runner=self.runner_name, clock=start.clock or "modelled",
-            device="this machine's CPU" if d.measured and d.kind == "cpu" else d.name, created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            device=_device_name(d), created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             workload=self.workload_name, workload_params=self.workload_params, requests=[] if made_by_name else self.workload,
             block_size=start.block_size, num_blocks=start.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
             weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)
@@ -899,6 +902,10 @@ def _load_model(model: str, device: str, progress: Callable[..., None] | None) -
 def _resolve(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, list[str]]:
     """`spec`: the model as `config` has it run."""
     return config.resolve(spec.max_context, kv_bytes_per_token=models.kv_bytes_per_token(spec), window=0 if spec.num_global_layers else spec.sliding_window)
+
+
+def _device_name(d: DeviceSpec) -> str:
+    return "this machine's CPU" if d.measured and d.kind == "cpu" else d.name
 
 
 def tape_runner(trace: Trace) -> TapeRunner:

@@ -92,6 +92,8 @@ def test_another_device_prices_the_rest() -> None:
     twin = f.fork(at=20)
     twin.run()
     assert [r.t1_s for r in twin.trace] == [r.t1_s for r in f.trace]
+    f.rewind(20)  # before the change
+    assert (f.trace.header.device, f.trace.header.peak_bytes_s) == (s.trace.header.device, s.trace.header.peak_bytes_s)
     f.reset()  # as the parent started
     f.run(max_steps=60)
     assert [r.t1_s for r in f.trace] == [r.t1_s for r in s.trace]
