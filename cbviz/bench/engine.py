@@ -338,17 +338,18 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
 
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
-    others = [n for n in result["loads"][0]["contenders"] if n not in PRECISIONS]
+    others = {n: f"/ {n.split()[0]}" for n in result["loads"][0]["contenders"] if n not in PRECISIONS}
+    widths = {n: max(16, len(head) + 2) for n, head in others.items()}
     lines = [f"{result['model']}, {result['threads']} threads, {result['kernels']}",
              f"{result['rounds']} rounds, everybody in turn; medians; output tokens a second, prefill included, measured here and now: compare within a row"]
     for x in result["loads"]:
         what = f"{x['requests']} requests, {x['seats']} seats" if x["name"] == "article" else "one request"
         lines += ["", f"{x['name']}: {what}, {x['output_tokens']:,} output tokens"]
         wide = max(len(n) for n in x["contenders"]) + 2
-        head = f"{'':{wide}}{'tokens/s':>9}" + "".join(f"{'/ ' + o.split()[0]:>16}" for o in others) + f"{'of the floor':>14}"
+        head = f"{'':{wide}}{'tokens/s':>9}" + "".join(f"{o:>{widths[n]}}" for n, o in others.items()) + f"{'of the floor':>14}"
         lines.append(head)
         for n, t in x["contenders"].items():
-            ratios = "".join(f"{x['ratios'][n][o]:>16.2f}" for o in others) if n in x["ratios"] else " " * 16 * len(others)
+            ratios = "".join(f"{x['ratios'][n][o]:>{w}.2f}" if n in x["ratios"] else " " * w for o, w in widths.items())
             share = f"{t['floor_share']:>13.0%}" if t["floor_share"] is not None else ""
             lines.append(f"{n:{wide}}{t['median']:>9.1f}{ratios} {share}".rstrip())
         lines += [f"{n}: one round of {result['rounds']}, a run takes {x['output_tokens'] / t['median']:.0f} s" for n, t in x["contenders"].items()

@@ -106,6 +106,11 @@ def test_who_is_slow_runs_a_load_once_and_the_table_says_so(monkeypatch: pytest.
     text = bench.table({"model": "m", "threads": 1, "kernels": "", "rounds": 3, "device": {"bandwidth_bytes_s": 1e9}, "decode": [], "quality": {}, "notes": [],
                         "loads": [{"name": "article", "seats": 2, "requests": 3, "output_tokens": 12, "contenders": contenders, "ratios": {"fast": {"other 1": 1.5}}}]})
     assert "other 1: one round of 3, a run takes 2 s" in text and "fast: one round" not in text
+    long = {n.replace("other", "transformers-continuous"): t for n, t in contenders.items()}
+    ratios = {"fast": {"transformers-continuous 1": 1.5}}
+    head, row = bench.table({"model": "m", "threads": 1, "kernels": "", "rounds": 1, "device": {"bandwidth_bytes_s": 1e9}, "decode": [], "quality": {}, "notes": [],
+                             "loads": [{"name": "article", "seats": 2, "requests": 3, "output_tokens": 12, "contenders": long, "ratios": ratios}]}).splitlines()[4:6]
+    assert head.index("/ transformers-continuous") + len("/ transformers-continuous") == row.index("1.50") + 4  # a figure stands below its head
 
 
 def test_a_worker_without_the_engine_says_so() -> None:
