@@ -70,7 +70,7 @@ class Report:
 def examine() -> Report:
     """Asks everything; takes a few seconds, most of it loading torch."""
     findings = [_safely(ask) for ask in (_python, _system, _torch, _threads, _memory, _model, *_kv_types(), _pip, _cache, _calibration,
-                                         _cuda, _triton, _compiler, _numba, _voila, _jupyterlab)]
+                                         _cuda, _triton, _compiler, _voila, _jupyterlab)]
     status = {f.name: f.status for f in findings}
     works = {
         "simulator": status["python"] == "ok",
@@ -234,10 +234,6 @@ def _compiler() -> Finding:
     if path is not None:
         return Finding("compiler", "ok", f"{path}; builds the CPU's kernels once, on first use")
     return Finding("compiler", "limited", "none found", "the real model runs on torch's operators: a decode step takes 1.6 to 3 times as long", "install gcc or clang")
-
-
-def _numba() -> Finding:
-    return Finding("numba", "info", _version("numba") or "not installed", "nothing in this version uses it")
 
 
 def _voila() -> Finding:

@@ -189,7 +189,7 @@ def profile_lines(case: dict[str, Any], precision: str) -> list[str]:
     """Where the time of a pass goes: each part's milliseconds, share, and the speed at which a product reads its weights."""
     t = case["contenders"][precision]
     whole = sum(t["parts_s"].values()) or 1.0
-    lines = [f"  where the time of a {precision} pass at batch {case['batch']} goes (its own clock, medians):"]
+    lines = [f"  {precision}, batch {case['batch']}: where the time of a pass goes (its own clock, medians):"]
     for part, s in sorted(t["parts_s"].items(), key=lambda x: -x[1]):
         read = f", reads {t['part_bytes'][part] / s / 1e9:.1f} GB/s" if part in t["part_bytes"] and s else ""
         lines.append(f"    {part:<22}{1e3 * s:>8.2f} ms {s / whole:>5.0%}{read}")

@@ -67,7 +67,7 @@ def test_a_missed_floor_comes_with_its_profile() -> None:
     assert not any("MISSED" in x or "attention" in x for x in good)
     bad = "\n".join(floors.lines(result(0.3, 2.5)))
     assert bad.count("MISSED") == 3
-    assert "where the time of a int8 pass at batch 1 goes" in bad
+    assert "int8, batch 1: where the time of a pass goes" in bad
     assert "QKV product" in bad and "75%, reads 2.0 GB/s" in bad
     assert floors.lines({"loads": [], "decode": []}) == []
 
