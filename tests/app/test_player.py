@@ -197,10 +197,12 @@ def test_a_page_that_stops_drawing_is_not_flooded_and_catches_up() -> None:
             page.do("play")
             s = player.session
             assert s is not None
-            await page.until(lambda: len(s.trace) > 60, "steps go on")
+            await page.until(lambda: len(s.trace) > 60 and page.unacknowledged >= WINDOW, "steps go on")
             assert page.unacknowledged == WINDOW
             page.do("pause")
             await page.until(lambda: not page.live["playing"])
+            await player.work(lambda: None)  # the step that was under way is done
+            assert page.unacknowledged == WINDOW
             page.acks = True
             before = page.pictures
             page.ack()
