@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from cbviz.bench.peer import PeerError
 from cbviz.config import EngineConfig
 from cbviz.cost import calibrate
 from cbviz.messages import Chunk, Sampling, SchedulerOutput
@@ -125,9 +126,10 @@ class Ours:
         return {part: sum(size(getattr(layer, n)) for layer in w.layers) for part, n in names.items()} | {"output head": size(w.head)}
 
 
-def measure(model: LoadedModel, precisions: Sequence[str], theirs: Sequence[Theirs], rounds: int, tell: Callable[[str], None], *, batches: Sequence[int] = BATCHES,
-            steps: int = STEPS) -> list[Case]:
-    """Everybody once a round, in turn, after a short round that does not count; each round begins with a reading of the memory bandwidth."""
+def measure(model: LoadedModel, precisions: Sequence[str], theirs: Sequence[Theirs], rounds: int, tell: Callable[[str], None],
+            lost: dict[str, str] | None = None, *, batches: Sequence[int] = BATCHES, steps: int = STEPS) -> list[Case]:
+    """Everybody once a round, in turn, after a short round that does not count; each round begins with a reading of the memory bandwidth. `lost`: see `engine.measure`."""
+    lost = {} if lost is None else lost
     ours = [Ours(model, p, max(batches), steps) for p in precisions]
     cases = []
     for batch in batches:
@@ -147,7 +149,14 @@ def measure(model: LoadedModel, precisions: Sequence[str], theirs: Sequence[Thei
                 for name, v in parts.items():
                     seen.setdefault(o.name, {}).setdefault(name, []).extend(v)
             for t in theirs:
-                v = t.decode(prompts(batch, ours[0].vocab if ours else 30_000), steps if i else 2)
+                if t.name in lost:
+                    continue
+                try:
+                    v = t.decode(prompts(batch, ours[0].vocab if ours else 30_000), steps if i else 2)
+                except PeerError as e:
+                    lost[t.name] = str(e)
+                    case.pass_s.pop(t.name, None)
+                    continue
                 if i:
                     case.pass_s.setdefault(t.name, []).append(v)
         case.parts = {p: {name: median(v) for name, v in s.items()} for p, s in seen.items()}
@@ -161,25 +170,25 @@ def ratio(case: Case, a: str, b: str) -> float:
     return median(median(y) / median(x) for x, y in zip(case.pass_s[a], case.pass_s[b], strict=True))
 
 
-def data(cases: Sequence[Case], precisions: Sequence[str], others: Sequence[str]) -> list[dict[str, Any]]:
+def data(cases: Sequence[Case], precisions: Sequence[str]) -> list[dict[str, Any]]:
     """Plain data."""
     return [{"batch": c.batch, "context": CONTEXT,
              "contenders": {n: {"pass_s": [median(x) for x in v], "median_s": median(median(x) for x in v), "step_s": median(c.step_s[n]) if n in c.step_s else None,
                                 "floor_share": median(c.shares[n]) if n in c.shares else None, "parts_s": c.parts.get(n, {}), "part_bytes": c.part_bytes.get(n, {})}
                             for n, v in c.pass_s.items()},
-             "ratios": {p: {o: ratio(c, p, o) for o in others} for p in precisions}} for c in cases]
+             "ratios": {p: {o: ratio(c, p, o) for o in c.pass_s if o not in precisions} for p in precisions}} for c in cases]
 
 
 def table(cases: list[dict[str, Any]], others: Sequence[str]) -> list[str]:
     """For people."""
     lines = ["", f"decode steps: one token for each of some requests at {CONTEXT} tokens; the decode call alone, both sides without the choice of tokens; milliseconds, medians"]
-    names = list(cases[0]["contenders"])
+    names = list(cases[0]["contenders"])  # who is lost at a larger batch was there at the first
     wide = max(map(len, names)) + 2
     for c in cases:
         lines.append(f"{'batch ' + str(c['batch']):{wide}}{'ms':>9}{'whole step':>12}" + "".join(f"{'/ ' + o.split()[0]:>14}" for o in others) + f"{'of the floor':>14}")
         for n, t in c["contenders"].items():
             step = f"{1e3 * t['step_s']:>12.2f}" if t["step_s"] is not None else " " * 12
-            ratios = "".join(f"{c['ratios'][n][o]:>14.2f}" if n in c["ratios"] else " " * 14 for o in others)
+            ratios = "".join(f"{c['ratios'][n][o]:>14.2f}" if o in c["ratios"].get(n, {}) else " " * 14 for o in others)
             share = f"{t['floor_share']:>13.0%}" if t["floor_share"] is not None else ""
             lines.append(f"{n:{wide}}{1e3 * t['median_s']:>9.2f}{step}{ratios} {share}".rstrip())
     return lines

@@ -246,27 +246,43 @@ def export(model: LoadedModel, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(about), "utf-8")
 
 
-def measure(name: str, requests: Requests, seats: int, contenders: Sequence[Contender], rounds: int, tell: Callable[[str], None]) -> Load:
-    """Every contender once a round, in turn; who is slow (`SLOW_S`) in the first alone. A short run of each comes first and does not count."""
+def measure(name: str, requests: Requests, seats: int, contenders: Sequence[Contender], rounds: int, tell: Callable[[str], None], lost: dict[str, str] | None = None) -> Load:
+    """Every contender once a round, in turn; who is slow (`SLOW_S`) in the first alone. A short run of each comes first and does not count.
+
+    An engine in another process that fails goes into `lost` (name, what it said) and is asked no more, here and by whoever brings the same `lost` again.
+    """
+    lost = {} if lost is None else lost
     speeds: dict[str, list[float]] = {c.name: [] for c in contenders}
     shares: dict[str, list[float]] = {}
     wanted = sum(n for _, n in requests)
+
+    def turn(c: Contender, what: Requests) -> tuple[float, int] | None:
+        if c.name in lost:
+            return None
+        gc.collect()
+        try:
+            return c.run(what, seats)
+        except PeerError as e:
+            lost[c.name] = str(e)
+            return None
+
     for c in contenders:
         tell(f"{name}: {c.name} warms up")
-        c.run([(ids, 2) for ids, _ in requests[:seats]], seats)
+        turn(c, [(ids, 2) for ids, _ in requests[:seats]])
     for i in range(rounds):
         for c in contenders:
             tell(f"{name}, round {i + 1}: {c.name}")
-            if i and wanted / speeds[c.name][0] > SLOW_S:
+            if i and speeds[c.name] and wanted / speeds[c.name][0] > SLOW_S:
                 continue
-            gc.collect()
-            seconds, produced = c.run(requests, seats)
+            if (ran := turn(c, requests)) is None:
+                continue
+            seconds, produced = ran
             if produced != wanted:
                 raise RuntimeError(f"{c.name} made {produced} tokens, {wanted} were asked for")
             speeds[c.name].append(produced / seconds)
             if isinstance(c, Ours):
                 shares.setdefault(c.name, []).extend(c.shares)
-    return Load(name, seats, len(requests), wanted, {n: Timing(v, median(shares[n]) if shares.get(n) else None) for n, v in speeds.items()})
+    return Load(name, seats, len(requests), wanted, {n: Timing(v, median(shares[n]) if shares.get(n) else None) for n, v in speeds.items() if v})
 
 
 def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats: int = 8, rounds: int = 3, share: float = 1.0, num_requests: int = 20,
@@ -311,6 +327,7 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
                 if kind == "llama":
                     llama.append(peer)
         loads, done, total = [], 0, 2 * (rounds + 1) * len(contenders)
+        lost: dict[str, str] = {}
 
         def step(note: str) -> None:
             nonlocal done
@@ -318,19 +335,19 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
             done += 1
 
         for name, what, n in (("article", requests, seats), ("alone", alone, 1)):
-            loads.append(measure(name, what, n, contenders, rounds, step))
-        steps = decode.measure(loaded, precisions, llama, decode_rounds, lambda note: tell(done, total, note)) if decode_rounds else []
+            loads.append(measure(name, what, n, contenders, rounds, step, lost))
+        steps = decode.measure(loaded, precisions, llama, decode_rounds, lambda note: tell(done, total, note), lost) if decode_rounds else []
+    notes += [f"failed, and was asked no more: {said}" for said in lost.values()]
     tell(done, total, "comparing with float32")
     tokenizer = loaded.tokenizer
     judged = [tokenizer.chat(t) for t in texts.CHAT[:8]] if tokenizer is not None else [ids for ids, _ in requests[:8]]
-    others = [c.name for c in contenders if not isinstance(c, Ours)]
     return {
         "model": loaded.title, "threads": count, "kernels": ops.pick("auto", "cpu").about, "clock": "measured", "rounds": rounds, "output_share": share,
         "device": asdict(device), "notes": notes,
         "loads": [{"name": x.name, "seats": x.seats, "requests": x.num_requests, "output_tokens": x.output_tokens,
                    "contenders": {n: {"tokens_per_s": t.tokens_per_s, "median": t.median, "floor_share": t.floor_share} for n, t in x.contenders.items()},
-                   "ratios": {p: {o: median(x.ratio(p, o)) for o in [*others, *(q for q in precisions if q != p)]} for p in precisions}} for x in loads],
-        "decode": decode.data(steps, precisions, [p.name for p in llama]),
+                   "ratios": {p: {o: median(x.ratio(p, o)) for o in x.contenders if o != p} for p in precisions}} for x in loads],
+        "decode": decode.data(steps, precisions),
         "quality": {p: asdict(quality(loaded, p, judged)) for p in precisions if p != "exact"},
         "resident_bytes": psutil.Process().memory_info().rss,
     }
@@ -338,7 +355,7 @@ def run(*, model: str = "smollm2", precisions: Sequence[str] = PRECISIONS, seats
 
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
-    others = {n: f"/ {n.split()[0]}" for n in result["loads"][0]["contenders"] if n not in PRECISIONS}
+    others = {n: f"/ {n.split()[0]}" for n in result["loads"][0]["contenders"] if n not in PRECISIONS}  # who is lost in a later load was in the first
     widths = {n: max(16, len(head) + 2) for n, head in others.items()}
     lines = [f"{result['model']}, {result['threads']} threads, {result['kernels']}",
              f"{result['rounds']} rounds, everybody in turn; medians; output tokens a second, prefill included, measured here and now: compare within a row"]
@@ -349,10 +366,10 @@ def table(result: dict[str, Any]) -> str:
         head = f"{'':{wide}}{'tokens/s':>9}" + "".join(f"{o:>{widths[n]}}" for n, o in others.items()) + f"{'of the floor':>14}"
         lines.append(head)
         for n, t in x["contenders"].items():
-            ratios = "".join(f"{x['ratios'][n][o]:>{w}.2f}" if n in x["ratios"] else " " * w for o, w in widths.items())
+            ratios = "".join(f"{x['ratios'][n][o]:>{w}.2f}" if o in x["ratios"].get(n, {}) else " " * w for o, w in widths.items())
             share = f"{t['floor_share']:>13.0%}" if t["floor_share"] is not None else ""
             lines.append(f"{n:{wide}}{t['median']:>9.1f}{ratios} {share}".rstrip())
-        lines += [f"{n}: one round of {result['rounds']}, a run takes {x['output_tokens'] / t['median']:.0f} s" for n, t in x["contenders"].items()
+        lines += [f"{n}: {len(t['tokens_per_s'])} of {result['rounds']} rounds, a run takes {x['output_tokens'] / t['median']:.0f} s" for n, t in x["contenders"].items()
                   if len(t["tokens_per_s"]) < result["rounds"]]
     lines += ["", f"The floor: reading weights and KV once a step at {result['device']['bandwidth_bytes_s'] / 1e9:.1f} GB/s (measured); share of it in decode-only steps."]
     if result["decode"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,35 @@ def test_who_is_slow_runs_a_load_once_and_the_table_says_so(monkeypatch: pytest.
     contenders = {n: {"tokens_per_s": t.tokens_per_s, "median": t.median, "floor_share": None} for n, t in load.contenders.items()}
     text = bench.table({"model": "m", "threads": 1, "kernels": "", "rounds": 3, "device": {"bandwidth_bytes_s": 1e9}, "decode": [], "quality": {}, "notes": [],
                         "loads": [{"name": "article", "seats": 2, "requests": 3, "output_tokens": 12, "contenders": contenders, "ratios": {"fast": {"other 1": 1.5}}}]})
-    assert "other 1: one round of 3, a run takes 2 s" in text and "fast: one round" not in text
+    assert "other 1: 1 of 3 rounds, a run takes 2 s" in text and "fast: 1 of" not in text
     long = {n.replace("other", "transformers-continuous"): t for n, t in contenders.items()}
     ratios = {"fast": {"transformers-continuous 1": 1.5}}
     head, row = bench.table({"model": "m", "threads": 1, "kernels": "", "rounds": 1, "device": {"bandwidth_bytes_s": 1e9}, "decode": [], "quality": {}, "notes": [],
                              "loads": [{"name": "article", "seats": 2, "requests": 3, "output_tokens": 12, "contenders": long, "ratios": ratios}]}).splitlines()[4:6]
     assert head.index("/ transformers-continuous") + len("/ transformers-continuous") == row.index("1.50") + 4  # a figure stands below its head
+
+
+class Failing(Counted):
+    """An engine in another process that breaks in its `bad` run."""
+
+    def run(self, requests: bench.Requests, seats: int) -> tuple[float, int]:
+        if self._runs + 1 == self._bad:
+            raise PeerError(f"{self.name}: it broke")
+        return super().run(requests, seats)
+
+
+@pytest.mark.parametrize("bad, speeds", [(1, None), (2, None), (3, [12.0])], ids=["at once", "in the first round", "later"])
+def test_a_peer_that_fails_costs_nobody_else_anything(bad: int, speeds: list[float] | None) -> None:
+    log: list[str] = []
+    lost: dict[str, str] = {}
+    peers = [Counted("fast", log), Failing("other 1", log, bad)]
+    load = bench.measure("article", REQUESTS, 2, peers, 3, lambda note: None, lost)
+    assert lost == {"other 1": "other 1: it broke"}
+    assert load.contenders["fast"].tokens_per_s == [12.0, 8.0, 6.0]
+    assert (load.contenders["other 1"].tokens_per_s if "other 1" in load.contenders else None) == speeds
+    asked = len(log)
+    again = bench.measure("alone", REQUESTS[:1], 1, peers, 1, lambda note: None, lost)
+    assert list(again.contenders) == ["fast"] and log[asked:] == ["fast", "fast"]
 
 
 def test_a_worker_without_the_engine_says_so() -> None:
@@ -136,10 +160,12 @@ def test_quality_of_the_same_is_perfect_and_of_int8_is_not() -> None:
 class Llama(Counted):
     """In place of another Python with llama.cpp: refuses more sequences at once than it was made for, as llama.cpp does."""
 
+    most = 99
+
     def __init__(self, kind: str, python: str, model: Path, num_threads: int, seats: int, room: int) -> None:
         super().__init__("llama.cpp 0", [])
         assert kind == "llama" and model.suffix == ".gguf"
-        self._seats = seats
+        self._seats = min(seats, self.most)
 
     def decode(self, prompts: list[list[int]], steps: int) -> list[float]:
         if len(prompts) > self._seats:
@@ -163,3 +189,15 @@ def test_the_whole_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     assert r["quality"]["fast"]["positions"] > 100
     text = bench.table(r)
     assert "vllm: not measured" in text and "fast against float32" in text and "batch 16 " in text
+
+
+@pytest.mark.model
+def test_a_bench_outlives_a_peer_that_fails_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "Foreign", Llama)
+    monkeypatch.setattr(Llama, "most", 4)
+    monkeypatch.setattr(bench.decode, "measure", partial(bench.decode.measure, batches=(1, 8), steps=2))
+    r = bench.run(precisions=("int8",), rounds=1, share=0.01, num_requests=2, with_transformers=False, llama_python="python", decode_rounds=1)
+    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [(1, ["int8", "llama.cpp 0"]), (8, ["int8"])]
+    text = bench.table(r)
+    assert "failed, and was asked no more: llama_decode failed" in text and "int8 decode steps over llama.cpp Q4_1, alone" in text
+    assert "int8 decode steps over llama.cpp Q4_1, batch 8" not in text
