@@ -2,7 +2,7 @@
 
 | format | recognised by |
 | --- | --- |
-| requests, JSON lines | an object a line with `prompt` (text or ids), `messages` or `prompt_len` |
+| requests, JSON lines | an object a line with `prompt` (text or ids), `messages` or `prompt_len`; beside it what `FIELDS` names, as in RequestSpec and Sampling |
 | Mooncake, JSON lines (kvcache-ai/Mooncake, FAST 2025) | `input_length`; `timestamp` in ms, `hash_ids`: equal id, equal 512-token block |
 | ShareGPT, one JSON array | objects with `conversations`; the first two turns are prompt and answer, as `vllm bench serve` takes them |
 | Azure 2023 CSV (Splitwise, ISCA 2024) | columns `TIMESTAMP`, `ContextTokens`, `GeneratedTokens` |
@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from cbviz.config import ConfigError
-from cbviz.messages import RequestError, RequestSpec, Sampling
+from cbviz.messages import MAX_BEAM_WIDTH, RequestError, RequestSpec, Sampling
 from cbviz.workload.prompts import Encoder, MadeUp, chat, encode
 
 MOST_TOKENS = 10_000_000
@@ -39,7 +39,7 @@ MOST_TOTAL_TOKENS = 64_000_000
 MOONCAKE_BLOCK = 512
 DEFAULT_MAX_TOKENS = 64
 FIELDS = ("request_id", "prompt", "messages", "prompt_len", "output_len", "max_tokens", "arrival_s", "arrival_step", "priority", "temperature", "top_k", "top_p", "seed",
-          "ignore_eos", "stop_token_ids", "deadline_s", "ttft_slo_s", "tpot_slo_s", "session")
+          "n", "beam_width", "length_penalty", "early_stopping", "ignore_eos", "stop_token_ids", "deadline_s", "ttft_slo_s", "tpot_slo_s", "session")
 _CSV = {  # columns in lower case: (arrival, prompt length, output length)
     "azure": ("timestamp", "contexttokens", "generatedtokens"),
     "burstgpt": ("timestamp", "request tokens", "response tokens"),
@@ -213,7 +213,9 @@ def _native(line: _Line, index: int, made_up: MadeUp, tokenizer: Encoder | None)
     temperature, top_p = line.seconds("temperature"), line.seconds("top_p")
     try:
         sampling = Sampling(temperature=temperature or 0.0, top_k=line.whole("top_k", 0, 1_000_000) or 0, top_p=1.0 if top_p is None else top_p,
-                            seed=line.whole("seed", 0, 2**63 - 1), stop_token_ids=tuple(stops), ignore_eos=ignore_eos)
+                            seed=line.whole("seed", 0, 2**63 - 1), stop_token_ids=tuple(stops), ignore_eos=ignore_eos,
+                            n=1 if (n := line.whole("n", 1, 2**31 - 1)) is None else n, beam_width=line.whole("beam_width", 0, MAX_BEAM_WIDTH) or 0,
+                            length_penalty=d.get("length_penalty", 1.0), early_stopping=d.get("early_stopping", False))
         return RequestSpec(request_id, ids, max_tokens or output_len or DEFAULT_MAX_TOKENS, arrival_s=line.seconds("arrival_s") or 0.0,
                            arrival_step=line.whole("arrival_step", 0, 2**31 - 1), priority=line.whole("priority", -(2**31), 2**31 - 1) or 0, sampling=sampling,
                            output_len=output_len, prompt=text, deadline_s=line.seconds("deadline_s"), ttft_slo_s=line.seconds("ttft_slo_s"),

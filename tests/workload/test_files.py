@@ -26,14 +26,17 @@ def write(folder: Path, *lines: object, name: str = "reqs.jsonl") -> Path:
 
 def test_requests_of_our_own_with_every_field(tmp_path: Path) -> None:
     full = {"request_id": "a", "prompt": [5, 6, 7], "output_len": 4, "max_tokens": 9, "arrival_s": 1.5, "arrival_step": 3, "priority": -2, "temperature": 0.7, "top_k": 5,
-            "top_p": 0.9, "seed": 11, "ignore_eos": False, "stop_token_ids": [2], "deadline_s": 9, "ttft_slo_s": 0.5, "tpot_slo_s": 0.1, "session": "s"}
+            "top_p": 0.9, "seed": 11, "ignore_eos": False, "stop_token_ids": [2], "deadline_s": 9, "ttft_slo_s": 0.5, "tpot_slo_s": 0.1, "session": "s", "n": 2}
+    beams = {"prompt": [5], "beam_width": 3, "length_penalty": -0.5, "early_stopping": True}
     path = write(tmp_path, full, "", {"prompt": "Hello there, how are you?"}, {"prompt_len": 40, "output_len": 12},
-                 {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5})
-    assert set(full) | {"messages", "prompt_len"} == set(FIELDS)
-    a, hello, sized, talk = build(path)
+                 {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}, beams)
+    assert set(full) | set(beams) | {"messages", "prompt_len"} == set(FIELDS)
+    a, hello, sized, talk, search = build(path)
     assert (a.request_id, a.prompt_token_ids, a.output_len, a.max_tokens, a.arrival_s, a.arrival_step, a.priority) == ("a", (5, 6, 7), 4, 9, 1.5, 3, -2)
     s = a.sampling
-    assert (s.temperature, s.top_k, s.top_p, s.seed, s.stop_token_ids, s.ignore_eos) == (0.7, 5, 0.9, 11, (2,), False)
+    assert (s.temperature, s.top_k, s.top_p, s.seed, s.stop_token_ids, s.ignore_eos, s.n) == (0.7, 5, 0.9, 11, (2,), False, 2)
+    b = search.sampling
+    assert (b.beam_width, b.length_penalty, b.early_stopping, b.n, a.sampling.beam_width) == (3, -0.5, True, 1, 0)
     assert (a.deadline_s, a.ttft_slo_s, a.tpot_slo_s, a.session) == (9, 0.5, 0.1, "s")
     assert (hello.request_id, hello.prompt, hello.max_tokens, hello.sampling.ignore_eos) == ("r2", "Hello there, how are you?", 64, False)
     assert 5 <= len(hello.prompt_token_ids) <= 10
@@ -90,6 +93,11 @@ def test_limit_and_scale(tmp_path: Path) -> None:
     ({"prompt": "x", "temperature": 1000}, "temperature is 1000.0"),
     ({"prompt": "x", "top_p": 0}, "top_p is 0.0, it must lie in"),
     ({"prompt": "x", "top_k": -1}, "top_k is -1"),
+    ({"prompt": "x", "n": 0}, "n is 0, it must lie in 1"),
+    ({"prompt": "x", "beam_width": 17}, "beam_width is 17, it must lie in 0..16"),
+    ({"prompt": "x", "beam_width": 2, "temperature": 1}, "temperature is 1.0 and beam_width 2: beam search draws nothing"),
+    ({"prompt": "x", "length_penalty": "long"}, "length_penalty must be a number, got 'long'"),
+    ({"prompt": "x", "early_stopping": "never"}, "early_stopping must be true or false, got 'never'"),
     ({"prompt": "x", "ignore_eos": 1}, "ignore_eos must be true or false, got 1"),
     ({"prompt": "x", "stop_token_ids": 2}, "stop_token_ids must be a list"),
     ({"prompt": "x", "request_id": ""}, "request_id must be a text that is not empty"),
