@@ -346,7 +346,7 @@ class _Step:
             dropped = [i for n, i in enumerate(e.beam_ids) if n not in e.parents]
             moved = [f"{i} goes on from {e.beam_ids[p]}" for n, (i, p) in enumerate(zip(e.beam_ids, e.parents, strict=True)) if n != p]
             first = all(p == 0 for p in e.parents) and all(len(self.state.requests[i].output_token_ids) == 1 for i in e.beam_ids)
-            what = f"{listed(moved, 4)}; {listed(dropped, 4)} {are(len(dropped))} dropped" if moved else "each goes on"
+            what = f"the words of {listed(dropped, 4)} are dropped: {listed(moved, 4)}" if moved else "each goes on"
             if first:
                 what = f"each takes another of {e.request_id}'s best first tokens"
             done = f"; {count(e.num_done, 'finished one')} kept" if e.num_done else ""

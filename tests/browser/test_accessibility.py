@@ -79,7 +79,7 @@ def test_names_contrast_and_alternatives(voila: Address, open_tab: Open, scheme:
     # The canvases say in words what they show.
     page.wait_for_function("document.querySelector('.cb-timeline canvas[role=img]').getAttribute('aria-label').includes('requests, ')")
     page.wait_for_function("document.querySelector('.cb-blocks canvas[role=img]').getAttribute('aria-label').includes('in use')")
-    assert "tokens of" in str(page.get_attribute(".cb-batchbar", "aria-label"))
+    page.wait_for_function("document.querySelector('.cb-batchbar').getAttribute('aria-label').includes('Batch of step 12: ')")
     # A picked request, a kind of token, a state: never by colour alone.
     assert page.get_attribute(".cb-texts .cb-chip", "aria-pressed") == "true"
     assert all(page.evaluate("[...document.querySelectorAll('.cb-batchrow')].map((e) => /prefill|decode|recompute/.test(e.textContent))"))

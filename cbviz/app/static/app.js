@@ -27,7 +27,7 @@ const SPEEDS = [["1", "1 step/s"], ["2", "2 steps/s"], ["5", "5 steps/s"], ["10"
 
 export async function render({ model, el, Plotly }) {
   const app = { R: null, th: readTheme(el), sel: -1, why: null, metrics: null, account: null, stop: null, asked: null, popup: null, live: {}, frames: 0 };
-  let policyBox = null, raf = 0, lastSeq = 0, ackDue = false, dead = false, views = null, domAt = 0, domTimer = 0, sumAt = 0, sayTimer = 0, seekTo = null;
+  let policyBox = null, raf = 0, lastSeq = 0, ackDue = false, dead = false, views = null, domAt = 0, domTimer = 0, sumAt = 0, sumTimer = 0, sayTimer = 0, seekTo = null;
   app.send = (cmd, more = {}) => model.send({ type: "cmd", cmd, ...more });
   app.dirty = () => { if (!raf && !dead) raf = requestAnimationFrame(flush); };
   app.numRequests = () => app.live.num_requests || 0;
@@ -94,7 +94,7 @@ export async function render({ model, el, Plotly }) {
   }
   const roofKey = h("span", {}, h("i", { class: "cb-dotsign cb-sign-decode", "aria-hidden": "true" }), "decode", h("i", { class: "cb-dotsign cb-sign-prefill", "aria-hidden": "true" }), "prefill"), counted = h("span", { text: "counted" }); panels.util.sub.append(roofKey, counted);
   function utilTitles() {
-    setText(panels.util.title, mode ? MODES[mode][2] : app.utilTitle || "Utilisation"); roofKey.hidden = mode !== "roof"; counted.hidden = (mode !== "experts" && mode !== "accounts") || (!!(app.R && app.R.mixture) && big !== "util"); setText(counted, mode === "experts" ? "tokens, counted" : "counted");      // beside a mixture's tabs there is no room for it
+    setText(panels.util.title, mode ? MODES[mode][2] : app.utilTitle || "Utilisation"); roofKey.hidden = mode !== "roof"; counted.hidden = mode !== "accounts" || (!!(app.R && app.R.mixture) && big !== "util");      // beside a mixture's tabs there is no room for it
   }
   utilTitles();
   function help() { if (keysBox.open) keysBox.close(); else keysBox.showModal(); }
@@ -154,8 +154,10 @@ export async function render({ model, el, Plotly }) {
       if (left <= 0) { clearTimeout(domTimer); domTimer = 0; paintHead(); paintWords(); app.wordsCost = performance.now() - t0; } else if (!domTimer) domTimer = setTimeout(() => { paintHead(); paintWords(); app.dirty(); }, left);
     }
     const a = views.tv.f.flush(), b = views.bv.f.flush(); if (!utilPlot.hidden) views.sv.f.flush(); if (views.rv.shown) views.rv.f.flush(); bar.paint(); if (a || b) app.frames++;
-    if (t0 - sumAt > 2000) { sumAt = t0; views.tv.f.under.setAttribute("aria-label", views.tv.summary()); views.bv.f.under.setAttribute("aria-label", views.bv.summary()); }
+    if (!sumTimer) { const left = sumAt + 2000 - t0; if (left > 0) sumTimer = setTimeout(alternatives, left); else alternatives(); }
   }
+  // What the canvases show, in words: every two seconds at most, and at last what they show when they rest.
+  function alternatives() { sumTimer = 0; sumAt = performance.now(); if (!dead && views && app.R) for (const [canvas, view] of [[views.tv.f.under, views.tv], [views.bv.f.under, views.bv], [bar.c, bar]]) canvas.setAttribute("aria-label", view.summary()); }
   // messages -------------------------------------------------------------------------------------------------------------
   async function picture(m, bufs) {
     const buf = {}; m.b.forEach((n, i) => { buf[n] = bufs[i]; }); lastSeq = m.seq; ackDue = true; if (m.live) app.live = m.live;
@@ -214,5 +216,5 @@ export async function render({ model, el, Plotly }) {
     },
     frames: () => app.frames, text: (id) => { const r = app.R.index.get(id); return app.R.out[r].text.slice(0, app.R.rows[r] ? app.R.rows[r].outputs : 0).join(""); }, idle: () => chain.then(now), app,
   };
-  return () => { dead = true; cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); compare.destroy(); alone.destroy(); if (app.popup) app.popup.close(false); bar.ro.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); views.rv.destroy(); } words.inside.destroy(); root.remove(); };
+  return () => { dead = true; cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(sumTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); compare.destroy(); alone.destroy(); if (app.popup) app.popup.close(false); bar.ro.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); views.rv.destroy(); } words.inside.destroy(); root.remove(); };
 }

@@ -19,7 +19,7 @@ export class BatchBar {
       if (xb - xa >= 22) { x.fillStyle = th.own.ink[k.r & 255]; x.fillText(cut(R.id(k.r), Math.floor((xb - xa) / 7)), (xa + xb - g) / 2, bar / 2 + 0.5); }
     }
     if (R.pad) { const xa = px(at), xb = px(at + R.pad); x.fillStyle = th.state.padded[0]; x.fillRect(xa, 0, Math.max(1, xb - xa), bar); x.fillRect(xa, bar + 2, Math.max(1, xb - xa), 5); }
-    this.top = top; const now = performance.now(); if (!(now - this.said < 2000)) { this.said = now; c.setAttribute("aria-label", this.summary()); }
+    this.top = top;
   }
   summary() { const s = this.sums(), n = s.reduce((a, b) => a + b, 0); return n ? `Batch of step ${this.app.R.step}: ${n} tokens of ${this.app.R.chunks.length} requests; ` + KINDS.map((k, i) => `${s[i]} ${k}`).join(", ") : "No batch"; }
 }

@@ -11,10 +11,10 @@ export function moves(m) {
 export class InsidePanel {
   constructor(host, app) {
     this.app = app; this.host = host; this.hit = [];
-    this.note = h("p", { class: "cb-note cb-inside-note" }); this.button = h("button", { type: "button", class: "cb-btn cb-small cb-watch-inside", text: "Watch the next step", onclick: () => app.send("watch-inside") }); this.others = h("span", { class: "cb-inside-steps" });
+    this.note = h("p", { class: "cb-note cb-inside-note" }); this.button = h("button", { type: "button", class: "cb-btn cb-small cb-watch-inside", text: "Watch the next step", onclick: () => app.send("watch-inside") }); this.others = h("span", { class: "cb-inside-steps" }); this.kind = h("span", { class: "cb-note", text: "measured", hidden: true });
     this.canvas = h("canvas", { class: "cb-lanes", role: "img" }); this.list = h("div", { class: "cb-inside-list" }); this.device = h("p", { class: "cb-note" });
     this.strip = h("canvas", { class: "cb-moves", role: "img", hidden: true }); this.copied = h("p", { class: "cb-note cb-moved", hidden: true }); this.moved = [];
-    host.append(h("div", { class: "cb-inside-head" }, this.button, this.others), this.copied, this.strip, this.note, this.canvas, this.list, this.device);
+    host.append(h("div", { class: "cb-inside-head" }, this.button, this.others, this.kind), this.copied, this.strip, this.note, this.canvas, this.list, this.device);
     for (const [c, hits] of [[this.canvas, () => this.hit], [this.strip, () => this.moved]]) c.addEventListener("mousemove", (e) => { const s = hits().find((q) => e.offsetX >= q.a && e.offsetX < q.b && e.offsetY >= q.y && e.offsetY < q.y + LANE_PX); c.title = s ? `${s.name}: ${seconds(s.d)}, from ${seconds(s.t)}${s.more}` : ""; });
     this.ro = new ResizeObserver(() => { this.last = null; if (!this.host.hidden && this.app.R) this.draw(); }); this.ro.observe(host);
   }
@@ -23,7 +23,7 @@ export class InsidePanel {
     const now = a && a.step === R.step ? a : null, m = now && now.moved; let p = now ? now.profile : null; if (a === this.last && th === this.theme && this.button.hidden === this.was) return; this.last = a; this.theme = th; this.was = this.button.hidden;
     const watched = (a && a.watched) || []; sync(this.others, watched.slice(-8), (n) => n, (n) => h("button", { type: "button", class: "cb-btn cb-small", text: `step ${nf.format(n)}`, title: `Step ${n} was watched: show it`, onclick: () => this.app.seek(n) }), (n, k) => n.classList.toggle("cb-now", k === R.step));
     setText(this.note, p ? `${seconds(p.total)} measured by ${p.source}. ${p.lanes.map((x, i) => (p.lanes.length > 1 ? `${i + 1}: ` : "") + x).join("; ")}.` : watched.length ? "This step was not watched." : live.can_watch ? "Which operators or kernels does a step consist of, and which takes the time? Watch one." : live.recording ? "No step of this recording was watched from inside." : "Nothing is computed here that could be watched: choose the real model under Setup.");
-    this.note.classList.toggle("cb-after", !!p); setText(this.copied, m ? m.said : ""); this.copied.hidden = !m; this.strip.hidden = !m; this.moved = []; if (m) this.lanes(this.strip, moves(m), this.moved, `Step ${R.step}. ${m.said}`);
+    this.kind.hidden = !p; this.note.classList.toggle("cb-after", !!p); setText(this.copied, m ? m.said : ""); this.copied.hidden = !m; this.strip.hidden = !m; this.moved = []; if (m) this.lanes(this.strip, moves(m), this.moved, `Step ${R.step}. ${m.said}`);
     setText(this.device, (a && a.step === R.step && a.device.join(". ")) || ""); this.canvas.hidden = !p; this.hit = []; if (!p) { sync(this.list, [], (x) => x); return; }
     this.lanes(this.canvas, p, this.hit, "");
     const sums = new Map(); p.name.forEach((n, i) => { const s = sums.get(n) || [n, 0, 0]; s[1]++; s[2] += p.duration[i]; sums.set(n, s); }); const rows = [...sums.values()].sort((a, b) => b[2] - a[2]), all = rows.reduce((s, r) => s + r[2], 0); this.canvas.setAttribute("aria-label", `Inside step ${R.step}: ` + rows.slice(0, 4).map((r) => `${p.names[r[0]]} ${percent(r[2] / all)}`).join(", "));
