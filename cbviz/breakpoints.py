@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cbviz import bounded
 from cbviz import events as ev
+from cbviz.bounded import BudgetError
 from cbviz.config import ConfigError
 from cbviz.messages import StepRecord
 from cbviz.trace.explain import Sentence, count, explain_event
@@ -47,7 +49,7 @@ class BreakpointError(RuntimeError):
 
 
 class WatchError(ValueError):
-    """An expression is not one that can be watched. Says which word, and what is known."""
+    """An expression can't be watched. Says which word is not known and what is known, or which limit it exceeds (see `cbviz.bounded`)."""
 
 
 # breakpoints ------------------------------------------------------------------------------------------------------------
@@ -90,6 +92,8 @@ class Breakpoint:
     """What the predicate raised; such a breakpoint is switched off."""
     hits: int = field(default=0)
     """How often it stopped a run."""
+    when: Watch | None = None
+    """The expression that is part of it."""
 
     def __call__(self, record: StepRecord, state: State) -> bool:
         return self.find(record, state) >= 0
@@ -130,11 +134,12 @@ def on(event: str | Predicate | None = None, *, request: str | None = None, bloc
             raise ConfigError(f"kv_above is {kv_above!r}, it must be a share of the blocks, at least 0 and below 1")
         parts.append(lambda record, state: 0 if (usage_of(state) or 0.0) > kv_above else -1)
         words.append(f"KV above {100 * kv_above:g} %")
-    if when is not None:
-        parts.append(_from_watch(Watch(when)))
-        words.append(when.strip())
+    expression = Watch(when) if when is not None else None
+    if expression is not None:
+        parts.append(_from_watch(expression))
+        words.append(expression.expression)
     level = event is None and request is None and block is None
-    return Breakpoint(name or " and ".join(words), _all(parts), level)
+    return Breakpoint(name or " and ".join(words), _all(parts), level, when=expression)
 
 
 def as_breakpoint(condition: Breakpoint | Predicate) -> Breakpoint:
@@ -373,24 +378,32 @@ class Watch:
         self.name = name or self.expression
         if not self.expression:
             raise WatchError("the expression is empty; try kv_usage > 0.9")
-        if len(self.expression) > MOST_CHARACTERS:
-            raise WatchError(f"the expression has {len(self.expression)} characters, the most is {MOST_CHARACTERS}")
+        for what, text in (("expression", self.expression), ("name", self.name)):
+            if len(text) > MOST_CHARACTERS:
+                raise WatchError(f"the {what} has {len(text)} characters, the most is {MOST_CHARACTERS}")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # odd escapes and the like: what is wrong is said below
                 tree = ast.parse(self.expression, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             raise WatchError(f"{self.expression!r} can't be read: {e.msg if isinstance(e, SyntaxError) else e}") from None
-        self._value = _compile(tree, self.expression)
+        try:
+            bounded.check_shape(tree)
+            self._value = _compile(tree, self.expression)
+        except BudgetError as e:
+            raise WatchError(f"{self.expression!r}: {e}") from None
 
     def of(self, record: StepRecord, state: State) -> Any:
-        """Its value after a record."""
-        return self._value(record, state)
+        """Its value after a record. Raises WatchError if that costs more than an expression may (see `cbviz.bounded`)."""
+        try:
+            return bounded.limited(self._value(record, state))
+        except BudgetError as e:
+            raise WatchError(f"{self.expression!r}: {e}") from None
 
     def value(self, trace: Trace, cursor: Cursor | int | None = None) -> Any:
         """Its value at the cursor (default: the end). Before the first step it has none; inside a step, the step's own figures are those of the step."""
         at = trace.last if cursor is None else Cursor(cursor) if isinstance(cursor, int) else cursor
-        return self._value(trace.record(at.step), trace.state(at)) if at.step else None
+        return self.of(trace.record(at.step), trace.state(at)) if at.step else None
 
     def series(self, trace: Trace) -> list[Any]:
         """Its values after every step, from step 1: one fold of the whole trace."""
@@ -398,7 +411,7 @@ class Watch:
         out = []
         for record in trace:
             state.apply(record)
-            out.append(self._value(record, state))
+            out.append(self.of(record, state))
         return out
 
     def __repr__(self) -> str:
@@ -407,7 +420,7 @@ class Watch:
 
 def watch(expression: str, name: str | None = None) -> Watch:
     """An expression to be watched: GAUGES, attributes of requests, numbers, texts in quotes, + - * / // %, comparisons, and, or, not, `a if b else c`, min, max,
-    abs, round. Raises WatchError naming the word that is not among these."""
+    abs, round. Raises WatchError naming the word that is not among these, or the limit that it exceeds (see `cbviz.bounded`)."""
     return Watch(expression, name)
 
 
@@ -415,10 +428,30 @@ _Value = Callable[[StepRecord, State], Any]
 
 
 def _compile(node: ast.AST, text: str) -> _Value:
-    """A function of (record, state) for an expression; every kind of node that is not named here is refused."""
+    """A function of (record, state) for an expression. Constants among its parts are computed once here, so that what exceeds a limit is said now."""
+    value = _compile_part(node, text)
+    if not _is_constant(node):
+        return value
+    constant = bounded.limited(value(*_NOWHERE))
+    return lambda r, s: constant
+
+
+_NOWHERE: Any = (None, None)
+"""The record and the state that a constant is computed from."""
+
+
+def _is_constant(node: ast.AST) -> bool:
+    names = (x for x in ast.walk(node) if isinstance(x, (ast.Name, ast.Attribute)))
+    return all(isinstance(x, ast.Name) and x.id in _FUNCTIONS for x in names)
+
+
+def _compile_part(node: ast.AST, text: str) -> _Value:
+    """Every kind of node that is not named here is refused."""
     if isinstance(node, ast.Constant):
         if node.value is not None and not isinstance(node.value, (bool, int, float, str)):
             raise WatchError(f"{text!r}: {node.value!r} is neither a number nor a text")
+        if isinstance(node.value, str) and any("\ud800" <= c <= "\udfff" for c in node.value):
+            raise WatchError(f"{text!r}: {node.value!r} holds half a character (a lone surrogate), which can't be written down")
         constant = node.value
         return lambda r, s: constant
     if isinstance(node, ast.Name):
@@ -438,7 +471,7 @@ def _compile(node: ast.AST, text: str) -> _Value:
             return lambda r, s: None if (v := x(r, s)) is None else not v
         if isinstance(node.op, (ast.USub, ast.UAdd)):
             sign = -1 if isinstance(node.op, ast.USub) else 1
-            return lambda r, s: sign * v if _number(v := x(r, s)) else None
+            return lambda r, s: _computed(operator.mul, sign, x(r, s))
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         f, left, right = _ARITHMETIC[type(node.op)], _compile(node.left, text), _compile(node.right, text)
         return lambda r, s: _computed(f, left(r, s), right(r, s))
@@ -453,6 +486,8 @@ def _compile(node: ast.AST, text: str) -> _Value:
             raise WatchError(f"{text!r}: {node.func.id} takes {'one value' if node.func.id == 'abs' else 'a value and a number of places'}")
         if node.func.id in ("min", "max") and len(args) < 2:
             raise WatchError(f"{text!r}: {node.func.id} takes two values or more")
+        if g is round and len(args) == 2 and _is_constant(node.args[1]):
+            _called(round, [0, args[1](*_NOWHERE)])  # too many places are refused here, before there is a number to round
         return lambda r, s: _called(g, [x(r, s) for x in args])
     raise WatchError(f"{text!r}: {ast.unparse(node)!r} can't be watched; there are names, numbers, + - * / // %, comparisons, and, or, not, if else, {', '.join(_FUNCTIONS)}")
 
@@ -484,21 +519,15 @@ def _number(v: Any) -> bool:
 
 
 def _computed(f: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
-    if not (_number(x) and _number(y)):
-        return None
-    try:
-        return f(x, y)
-    except (ZeroDivisionError, OverflowError):
-        return None
+    return bounded.computed(f, x, y) if _number(x) and _number(y) else None
 
 
 def _called(f: Callable[..., Any], values: list[Any]) -> Any:
     if not all(map(_number, values)):
         return None
-    try:
-        return f(values[0], int(values[1])) if f is round and len(values) == 2 else f(*values)
-    except (ValueError, OverflowError):
-        return None
+    if f is round and len(values) == 2:
+        return bounded.rounded(*values)
+    return bounded.computed(f, *values)
 
 
 def _comparison(ops: list[Callable[[Any, Any], Any]], parts: list[_Value]) -> _Value:

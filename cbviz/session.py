@@ -391,6 +391,8 @@ class Session:
                  name: str | None = None) -> Breakpoint:
         """Sets a breakpoint (see `cbviz.on` for what it may be set on); its `enabled` switches it, `clear` removes it. Raises ConfigError, WatchError."""
         b = event if isinstance(event, Breakpoint) else on(event, request=request, block=block, kv_above=kv_above, when=when, name=name)
+        if b.when is not None:
+            b.when.value(self.trace, self.cursor)  # an expression that costs too much is refused now, not in the middle of a run
         used = {x.name for x in self.breakpoints if isinstance(x, Breakpoint)}
         wish, n = b.name, 2
         while b.name in used:
@@ -442,6 +444,7 @@ class Session:
     def watch(self, expression: str, name: str | None = None) -> Watch:
         """Adds an expression whose value `watched` tells (see `cbviz.watch`). Raises WatchError."""
         w = Watch(expression, name)
+        w.value(self.trace, self.cursor)
         self.watches.append(w)
         self._changed("watches")
         return w

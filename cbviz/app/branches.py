@@ -20,7 +20,7 @@ from cbviz.app.opening import Recording, Shown
 from cbviz.breakpoints import Breakpoint, Watch, on
 from cbviz.config import ConfigError
 from cbviz.session import Session
-from cbviz.trace import Trace, load, runs
+from cbviz.trace import Cursor, Trace, load, runs
 
 MOST_ENGINES = 4
 """Live engines of a real model: each keeps a KV pool of its own."""
@@ -191,6 +191,8 @@ class Family:
     def break_on(self, shown: Shown, **wish: Any) -> Breakpoint:
         """Sets a breakpoint for all branches. Raises ConfigError, WatchError."""
         b = on(**wish)
+        if b.when is not None:
+            b.when.value(shown.trace, shown.cursor)
         used = {x.name for x in shown.breakpoints if isinstance(x, Breakpoint)}
         if b.name in used:
             raise ConfigError(f"there is a breakpoint {b.name!r} already")
@@ -221,12 +223,13 @@ class Family:
                 part.write_text(text, "utf-8")
                 os.replace(part, target)
 
-    def recall(self, shown: Shown, run: str) -> None:
-        """Undoes a reload: names, branches (asleep), breakpoints and watches as they were written down. What can't be read any more is left out."""
+    def recall(self, shown: Shown, run: str) -> list[str]:
+        """Undoes a reload: names, branches (asleep), breakpoints and watches as they were written down. Returns a sentence for each that is left out."""
+        dropped: list[str] = []
         try:
             told = json.loads(_family_path(run).read_text("utf-8"))
         except (OSError, ValueError):
-            return
+            return dropped
         for m in told.get("members", []):
             if m["run"] == run:
                 shown.name = m["name"]
@@ -236,11 +239,23 @@ class Family:
             with suppress(OSError, ValueError):
                 self.asleep.append(Asleep(m["name"], load(opening.run_path(m["run"])), m["parent"], m["at"], m["run"]))
         for b in told.get("breakpoints", []):
-            with suppress(ValueError):
+            try:
                 self.break_on(shown, **b["on"]).enabled = b["enabled"]
-        for w in told.get("watches", []):
-            with suppress(ValueError):
-                shown.watches.append(Watch(w))
+            except ValueError as e:
+                dropped.append(f"A breakpoint was dropped: {e}.")
+        for text in told.get("watches", []):
+            try:
+                shown.watches.append(checked_watch(text, shown.trace, shown.cursor))
+            except ValueError as e:
+                dropped.append(f"A watch was dropped: {e}.")
+        return dropped
+
+
+def checked_watch(expression: str, trace: Trace, at: Cursor) -> Watch:
+    """A watch that has a value at the cursor within its budget. Raises WatchError."""
+    watch = Watch(expression)
+    watch.value(trace, at)
+    return watch
 
 
 def _family_path(run: str) -> Path:

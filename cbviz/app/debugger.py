@@ -15,7 +15,7 @@ from cbviz.app import branches, comparing, opening, typed
 from cbviz.app.branches import Family
 from cbviz.app.opening import Shown
 from cbviz.app.wire import event_sentence, reserved, step_account, told
-from cbviz.breakpoints import EVENTS, Breakpoint, Stop, Watch, as_breakpoint, last_stop, next_stop
+from cbviz.breakpoints import EVENTS, Breakpoint, Stop, Watch, WatchError, as_breakpoint, last_stop, next_stop
 from cbviz.config import ConfigError
 from cbviz.session import Session
 from cbviz.trace import Cursor, Trace, why_block, why_chunk, why_missed, why_preempted, why_waiting
@@ -109,8 +109,24 @@ class Debugger:
         if not self.p.playing and self.about is not None:
             with suppress(LookupError):  # a block that another pool had
                 out["about"] = answer(trace, at, *self.about)
-        out["watched"] = [[w.name, _plain(w.value(trace, at))] for w in s.watches]
+        out["watched"] = self._watched(s, at)
         return out
+
+    def _watched(self, s: Shown, at: Cursor) -> list[list[str]]:
+        """Name and value of each watch. One that costs too much at this step is dropped, and the page says so."""
+        values = []
+        for w in list(s.watches):
+            try:
+                values.append([w.name, plain_value(w.value(s.trace, at))])
+            except WatchError as e:
+                self.p.loop.call_soon_threadsafe(self._drop_watch, s, w, f"At step {at.step} a watch was dropped: {e}.")
+        return values
+
+    def _drop_watch(self, s: Shown, w: Watch, why: str) -> None:
+        if w in s.watches:
+            s.watches.remove(w)
+            self.p.tell(banner=why, bad=True, offer=None)
+            self._watches_changed()
 
     def accounts(self, s: Shown, at: Cursor, whole: bool) -> dict[str, Any] | None:
         """The accounts of the step at the cursor and of the run up to it; with `whole`, contiguous reservation over the recorded run. Called in the worker."""
@@ -276,7 +292,8 @@ class Debugger:
         self.remember()
 
     async def _watch(self, s: Shown, m: dict[str, Any]) -> None:
-        w = Watch(str(m["expression"]))
+        at = self._at(s)
+        w = await self.p.work(lambda: branches.checked_watch(str(m["expression"]), s.trace, at))
         if w.name in [x.name for x in s.watches]:
             raise ConfigError(f"{w.name} is watched already")
         s.watches.append(w)
@@ -409,10 +426,16 @@ def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
     return {"title": title, "request": what, "block": None, "items": list(map(told, dict.fromkeys(said)))}
 
 
-def _plain(value: Any) -> str:
+MOST_SHOWN = 200
+"""A value longer than that many characters is cut on the page."""
+
+
+def plain_value(value: Any) -> str:
+    """A watch's value as the page shows it."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no"}.get(value, "–") if value is not None else "–"
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    text = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
 
 
 def _computed(s: Session) -> str:

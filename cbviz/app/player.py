@@ -313,14 +313,15 @@ class Player:
             if want is not None:
                 shown.seek(min(max(0, want), len(shown.trace)))
             self.settings = opening.settings_of(shown)
-            self.debugger.family.recall(shown, run)
+            for sentence in self.debugger.family.recall(shown, run):
+                self.warn(sentence)
             return shown
 
         await self._open(job)
 
     def warn(self, text: str) -> None:
-        """Shows `text` once the page is there (a bad address, say)."""
-        self._warning = text
+        """Shows `text` once the page is there (a bad address, say), beside what else there is to say then."""
+        self._warning = f"{self._warning} {text}".strip()
 
     async def _open(self, job: Callable[[], Shown]) -> bool:
         self.tell(loading="Starting the engine …", progress=-1, banner=None, bad=False, offer=None)

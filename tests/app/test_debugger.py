@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +416,42 @@ def test_a_new_kernel_finds_the_branches_breakpoints_and_watches() -> None:
             await page.at(15)
             assert page.fields["policy"]["value"] == "fcfs"
             await stepped(page, 16)
+
+    asyncio.run(go())
+
+
+def test_a_watch_that_costs_too_much_is_refused_and_one_that_comes_to_is_dropped_with_a_reason() -> None:
+    async def go() -> None:
+        async with opened(settings=Settings("preemption", "sim")) as (page, player):
+            await stepped(page, 2)
+            await refused(page, "watch", "round takes", expression="round(10, -99999999999)")
+            await refused(page, "break", "round takes", when="round(10, -99999999999 * step) > 1")
+            page.do("watch", expression="round(1, -100 * step)")
+            page.do("watch", expression="step")
+            await page.until(lambda: page.last["breaks"]["watches"] == ["round(1, -100 * step)", "step"])
+            await stepped(page, 4)
+            await page.until(lambda: page.last["breaks"]["watches"] == ["step"])
+            assert page.live["banner"].startswith("At step 4 a watch was dropped: 'round(1, -100 * step)': round takes")
+            await page.until(lambda: page.why.get("watched") == [["step", "4"]])
+
+    asyncio.run(go())
+
+
+def test_a_costly_watch_that_was_written_down_is_dropped_with_a_message_when_the_page_is_loaded_again() -> None:
+    async def go() -> None:
+        async with opened(settings=Settings("preemption", "sim")) as (page, player):
+            await stepped(page, 4)
+            run = player.run
+        written = {"members": [], "breakpoints": [{"on": {"when": "round(10, -99999999999) > 1"}, "enabled": True}, {"on": {"event": "preempted"}, "enabled": True}],
+                   "watches": ["round(10, -99999999999)", "round(1, -100 * step)", "kv_usage"]}
+        opening.run_path(run).with_suffix(".family").write_text(json.dumps(written), "utf-8")
+        async with opened(settings=Settings("preemption", "sim"), run=run) as (page, player):
+            await page.until(lambda: page.last.get("breaks", {}).get("watches") == ["kv_usage"])
+            assert [b["name"] for b in page.last["breaks"]["items"]] == ["preempted"]
+            banner = page.live["banner"]
+            assert banner.count("was dropped") == 3
+            assert "A watch was dropped: 'round(10, -99999999999)': round takes" in banner
+            await stepped(page, 5)
 
     asyncio.run(go())
 
