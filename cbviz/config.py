@@ -18,6 +18,35 @@ class ConfigError(ValueError):
     """A field is wrong. The message names the field, the value and the limit, and says what to do."""
 
 
+def clean_text(text: str) -> str:
+    """`text` with U+FFFD in place of each lone surrogate: half of a character, which no file and no tokenizer takes.
+
+    >>> ascii(clean_text("hi \\ud83d there"))
+    "'hi \\\\ufffd there'"
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """`repr(value)` for a message: at most `most` characters, whatever the value is.
+
+    >>> shown("text"), shown(1.5), shown(10**5000)
+    ("'text'", '1.5', 'a number of more than 40 digits')
+    """
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"
+    if isinstance(value, (str, bytes)) and len(value) > most:
+        value = value[:most]
+    try:
+        return repr(value)[:most]
+    except Exception:  # nested without end, or an object whose repr fails
+        return f"an object of type {type(value).__name__}"
+
+
 @dataclass(frozen=True, slots=True)
 class Discipline:
     """One way of forming batches. A mode is a row of this table; the difference of two rows explains two modes."""
@@ -221,7 +250,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            _check_field(f, getattr(self, f.name))
+            value = getattr(self, f.name)
+            _check_field(f, value)
+            if isinstance(value, str):
+                object.__setattr__(self, f.name, clean_text(value))
         if self.max_num_batched_tokens is not None and self.max_model_len is not None and not self.chunked and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, but discipline {self.discipline!r} without chunked prefill computes a whole prompt in one "
                               f"step: it must be at least max_model_len, {self.max_model_len}. Raise it, lower max_model_len, or choose a chunked discipline.")
@@ -392,7 +424,7 @@ def parse_value(name: str, text: str) -> Any:
         if "float" in kind:
             return float(text)
     except ValueError:
-        raise ConfigError(f"{name} must be {kind.replace(' | None', '')}, got {text!r}") from None
+        raise ConfigError(f"{name} must be {kind.replace(' | None', '')}, got {shown(text)}") from None
     return text
 
 
@@ -405,20 +437,20 @@ def _check_field(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{f.name} must be {kind}, got None")
     if "bool" in kind:
         if not isinstance(value, bool):
-            raise ConfigError(f"{f.name} must be true or false, got {value!r}")
+            raise ConfigError(f"{f.name} must be true or false, got {shown(value)}")
         return
     if "int" in kind or "float" in kind:
         if isinstance(value, bool) or not isinstance(value, int if "int" in kind else (int, float)):
-            raise ConfigError(f"{f.name} must be {'a whole number' if 'int' in kind else 'a number'}, got {value!r}")
+            raise ConfigError(f"{f.name} must be {'a whole number' if 'int' in kind else 'a number'}, got {shown(value)}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{f.name} must be finite, got {value!r}")
+            raise ConfigError(f"{f.name} must be finite, got {shown(value)}")
         if meta["min"] is not None and value < meta["min"]:
-            raise ConfigError(f"{f.name} is {value}, the least is {meta['min']}")
+            raise ConfigError(f"{f.name} is {shown(value)}, the least is {meta['min']}")
         if meta["max"] is not None and value > meta["max"]:
-            raise ConfigError(f"{f.name} is {value}, the most is {meta['max']}")
+            raise ConfigError(f"{f.name} is {shown(value)}, the most is {meta['max']}")
         return
     if not isinstance(value, str):
-        raise ConfigError(f"{f.name} must be text, got {value!r}")
+        raise ConfigError(f"{f.name} must be text, got {shown(value)}")
     if meta["choices"] and value not in meta["choices"]:
         near = difflib.get_close_matches(value, meta["choices"], n=1)
-        raise ConfigError(f"{f.name} is {value!r}, it must be one of {', '.join(meta['choices'])}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        raise ConfigError(f"{f.name} is {shown(value)}, it must be one of {', '.join(meta['choices'])}" + (f" (did you mean {near[0]!r}?)" if near else ""))

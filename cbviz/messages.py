@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cbviz.config import ConfigError
+from cbviz.config import ConfigError, clean_text, shown
 from cbviz.events import AnyEvent
 
 
@@ -19,16 +19,29 @@ class RequestError(ValueError):
     """A request cannot be taken. The message names the field, the value and the limit."""
 
 
-def _whole(who: str, field: str, value: Any, least: int | None = None) -> None:
+MOST_WHOLE = 2**63 - 1
+"""Greatest whole number anywhere in a request: what a file of ours can hold."""
+MAX_SEQUENCES = 4096
+"""Greatest `Sampling.n`: each sequence needs a seat, and there are at most so many."""
+MAX_BEAM_WIDTH = 16
+MAX_ID_CHARACTERS = 1000
+"""Length of a request's id, which stands in every event about it."""
+
+
+def _whole(who: str, field: str, value: Any, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{who}{field} must be a whole number, got {value!r:.80}")
-    if least is not None and value < least:
-        raise RequestError(f"{who}{field} is {value}, the least is {least}")
+        raise RequestError(f"{who}{field} must be a whole number, got {shown(value)}")
+    if value < least:
+        raise RequestError(f"{who}{field} is {shown(value)}, the least is {least}")
+    if value > most:
+        raise RequestError(f"{who}{field} is {shown(value)}, the most is {most}")
 
 
 def _number(who: str, field: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RequestError(f"{who}{field} must be a number, got {value!r:.80}")
+        raise RequestError(f"{who}{field} must be a number, got {shown(value)}")
+    if isinstance(value, int) and abs(value) > MOST_WHOLE:
+        raise RequestError(f"{who}{field} is {shown(value)}, the most is {MOST_WHOLE}")
 
 
 def _seconds(who: str, field: str, value: Any) -> None:
@@ -37,7 +50,22 @@ def _seconds(who: str, field: str, value: Any) -> None:
         raise RequestError(f"{who}{field} is {value}, it must be a finite number of seconds, 0 or more")
 
 
-MAX_BEAM_WIDTH = 16
+def _token_ids(who: str, field: str, value: Any) -> None:
+    """Raises RequestError unless `value` is a tuple of whole numbers that a file of ours can hold."""
+    if not isinstance(value, tuple):
+        raise RequestError(f"{who}{field} must be a tuple of token ids, got {shown(value)}")
+    if value and set(map(type, value)) != {int}:
+        raise RequestError(f"{who}{field} must be a tuple of token ids, got {shown(next(t for t in value if type(t) is not int))} among them")
+    if value and not -MOST_WHOLE <= min(value) <= max(value) <= MOST_WHOLE:
+        raise RequestError(f"{who}{field} holds {shown(next(t for t in value if abs(t) > MOST_WHOLE))}, the most is {MOST_WHOLE}")
+
+
+def _cleaned(struct: msgspec.Struct, fields: Sequence[str]) -> None:
+    """Replaces lone surrogates in text fields of a frozen struct: no file and no tokenizer takes them."""
+    for field in fields:
+        value = getattr(struct, field)
+        if isinstance(value, str) and not value.isascii() and (clean := clean_text(value)) is not value:
+            msgspec.structs.force_setattr(struct, field, clean)
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,23 +92,20 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
         for field in ("temperature", "top_p"):
             _number("", field, getattr(self, field))
         _whole("", "top_k", self.top_k)
-        _whole("", "n", self.n, 1)
-        _whole("", "beam_width", self.beam_width, 0)
+        _whole("", "n", self.n, 1, MAX_SEQUENCES)
+        _whole("", "beam_width", self.beam_width, 0, MAX_BEAM_WIDTH)
         _number("", "length_penalty", self.length_penalty)
         if self.seed is not None:
             _whole("", "seed", self.seed)
-        if not isinstance(self.stop_token_ids, tuple) or any(isinstance(t, bool) or not isinstance(t, int) for t in self.stop_token_ids):
-            raise RequestError(f"stop_token_ids must be a tuple of token ids, got {self.stop_token_ids!r:.80}")
+        _token_ids("", "stop_token_ids", self.stop_token_ids)
         if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r:.80}")
+            raise RequestError(f"ignore_eos must be true or false, got {shown(self.ignore_eos)}")
         if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
             raise RequestError(f"temperature is {self.temperature}, it must lie in 0..100")
         if not isinstance(self.early_stopping, bool):
-            raise RequestError(f"early_stopping must be true or false, got {self.early_stopping!r:.80}: transformers' other rule, 'never', is not there")
+            raise RequestError(f"early_stopping must be true or false, got {shown(self.early_stopping)}: transformers' other rule, 'never', is not there")
         if not math.isfinite(self.length_penalty):
             raise RequestError(f"length_penalty is {self.length_penalty}, it must be finite")
-        if self.beam_width > MAX_BEAM_WIDTH:
-            raise RequestError(f"beam_width is {self.beam_width}, the most is {MAX_BEAM_WIDTH}")
         if self.beam_width > 1:
             for field, off in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1)):
                 if (value := getattr(self, field)) != off:
@@ -118,12 +143,17 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
-            raise RequestError(f"request_id must be text, got {self.request_id!r:.80}")
+            raise RequestError(f"request_id must be text, got {shown(self.request_id)}")
         if not self.request_id:
             raise RequestError("request_id is empty")
+        if self.parent is None and len(self.request_id) > MAX_ID_CHARACTERS:
+            raise RequestError(f"request_id has {len(self.request_id)} characters, the most is {MAX_ID_CHARACTERS}")
+        for field in ("prompt", "session", "parent"):
+            if not isinstance(getattr(self, field), (str, type(None))):
+                raise RequestError(f"{field} must be text, got {shown(getattr(self, field))}")
+        _cleaned(self, ("request_id", "prompt", "session", "parent"))
         who = f"{self.request_id}: "
-        if not isinstance(self.prompt_token_ids, tuple):
-            raise RequestError(f"{who}prompt_token_ids must be a tuple of token ids, got {self.prompt_token_ids!r:.80}")
+        _token_ids(who, "prompt_token_ids", self.prompt_token_ids)
         if not self.prompt_token_ids:
             raise RequestError(f"{who}the prompt is empty; it needs at least 1 token")
         _whole(who, "max_tokens", self.max_tokens, 1)
@@ -133,6 +163,10 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
             _whole(who, "arrival_step", self.arrival_step, 0)
         if self.output_len is not None:
             _whole(who, "output_len", self.output_len, 1)
+        if not isinstance(self.sampling, Sampling):
+            raise RequestError(f"{who}sampling must be a Sampling, got {shown(self.sampling)}")
+        if not isinstance(self.output_lens, tuple):
+            raise RequestError(f"{who}output_lens must be a tuple of lengths, got {shown(self.output_lens)}")
         if self.output_lens:
             if len(self.output_lens) != self.sampling.n - 1:
                 raise RequestError(f"{who}output_lens has {len(self.output_lens)} lengths, n is {self.sampling.n}: it must have one for each sequence but the first")
@@ -142,9 +176,6 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         for field in ("deadline_s", "ttft_slo_s", "tpot_slo_s"):
             if (value := getattr(self, field)) is not None:
                 _seconds(who, field, value)
-        if not isinstance(self.sampling, Sampling):
-            raise RequestError(f"{who}sampling must be a Sampling, got {self.sampling!r:.80}")
-
 
 
 def child_spec(spec: RequestSpec, i: int) -> RequestSpec:

@@ -19,7 +19,7 @@ from cbviz import cost as costs
 from cbviz import events as ev
 from cbviz import workload as workloads
 from cbviz.breakpoints import Breakpoint, Predicate, Stop, Watch, as_breakpoint, held, last_stop, next_stop, on, stop_of
-from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run, check_names
+from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run, check_names, clean_text
 from cbviz.core.policy import get_policy
 from cbviz.core.replay import ReplayError
 from cbviz.core.speculative import get_proposer
@@ -67,7 +67,7 @@ class Session:
     def __init__(self, workload: str | Path | Sequence[RequestSpec] | None = "article", *, runner: str | Runner = "torch", model: str = "smollm2", seed: int = 0,
                  autosave: str | Path | None = None, progress: Callable[..., None] | None = None, workload_params: dict[str, Any] | None = None, **config: Any) -> None:
         asked = EngineConfig(**check_names({"seed": seed, **config}))
-        self.model = model
+        self.model = clean_text(model) if isinstance(model, str) else model
         self.runner_name = runner if isinstance(runner, str) else getattr(runner, "name", type(runner).__name__)
         self.workload_params = dict(workload_params or {})
         # What can be known to be wrong is said before a model is loaded.
@@ -114,9 +114,12 @@ class Session:
             assert not isinstance(runner, str)
             self.runner = runner
         self._start_config, self._start_notes = self.config, list(self.notes)
-        self.workload_name = "" if workload is None else str(workload) if isinstance(workload, (str, Path)) else "requests"
+        self.workload_name = "" if workload is None else clean_text(str(workload)) if isinstance(workload, (str, Path)) else "requests"
         if isinstance(workload, (str, Path)):
-            specs = workloads.build(workload, seed=seed, model_vocab=spec.vocab_size, tokenizer=self.tokenizer, **self.workload_params)
+            told: list[str] = []
+            specs = workloads.build(workload, seed=seed, model_vocab=spec.vocab_size, tokenizer=self.tokenizer, notes=told, **self.workload_params)
+            self.notes += told
+            self._start_notes += told
         else:
             specs = list(workload or ())
             if strange := next((x for x in specs if not isinstance(x, RequestSpec)), None):
@@ -496,7 +499,7 @@ class Session:
         `max_tokens` None: 64, or what still fits. Returns the request's id. Raises RequestError naming the field and the limit.
         """
         self._refuse_on_tape()
-        text = prompt if isinstance(prompt, str) else None
+        text = clean_text(prompt) if isinstance(prompt, str) else None
         if text is not None:
             if not text.strip():
                 raise RequestError("the prompt is empty: type some text")
@@ -515,10 +518,11 @@ class Session:
         sampling = Sampling() if sampling is None else sampling
         if ignore_eos and isinstance(sampling, Sampling):
             sampling = msgspec.structs.replace(sampling, ignore_eos=True)
-        rid = request_id or self._next_id()
-        self.engine.add(RequestSpec(rid, tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text, deadline_s=deadline_s))
+        spec = RequestSpec(request_id or self._next_id(), tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text,
+                           deadline_s=deadline_s)
+        self.engine.add(spec)
         self._changed("request")
-        return rid
+        return spec.request_id
 
     def _refuse_on_tape(self) -> None:
         if self.runner_name == "tape":
@@ -615,7 +619,7 @@ class Session:
         new.parent, new.forked_at = self, step
         told = [f"{k}={v}" for k, v in changes.items()] + [f"+{len(add)} requests"] * bool(add) + [f"without {', '.join(remove)}"] * bool(remove)
         told += [f"other prompt for {', '.join(prompts)}"] if prompts else []
-        new.name = self._branch_name(name or ", ".join(told) or "fork")
+        new.name = self._branch_name(clean_text(name or "") or ", ".join(told) or "fork")
         new.notes = []
         base = self._start_config
         if step == 0:
@@ -667,7 +671,7 @@ class Session:
             raise KeyError(f"no request {rid!r}")
         if rid not in self.engine.pending_ids:
             raise RequestError(f"{rid} arrived at step {self.trace.state().request(rid).arrival_step}: fork before that step to give it another prompt")
-        text = prompt if isinstance(prompt, str) else None
+        text = clean_text(prompt) if isinstance(prompt, str) else None
         ids = self._encode(text, False) if text is not None else [self._token_id(t) for t in prompt]
         spec = msgspec.structs.replace(old, prompt_token_ids=tuple(ids), prompt=text)
         self.engine.check_request(spec)
@@ -694,6 +698,7 @@ class Session:
 
     def rename(self, name: str) -> None:
         """Gives the branch another name. Raises ConfigError if it is empty or taken."""
+        name = clean_text(name)
         if not name.strip():
             raise ConfigError("a branch's name is empty: type one")
         if any(b.name == name for b in self.root.tree() if b is not self):

@@ -7,24 +7,28 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from cbviz.config import ConfigError
+from cbviz.config import ConfigError, shown
 from cbviz.messages import RequestSpec
+from cbviz.textfile import is_file
 from cbviz.workload import files
 from cbviz.workload.presets import PRESETS, Preset, Source
 from cbviz.workload.prompts import Encoder
 
 
-def build(name_or_path: str | Path, *, seed: int = 0, model_vocab: int | None = None, tokenizer: Encoder | None = None, **params: Any) -> list[RequestSpec]:
+def build(name_or_path: str | Path, *, seed: int = 0, model_vocab: int | None = None, tokenizer: Encoder | None = None,
+          notes: list[str] | None = None, **params: Any) -> list[RequestSpec]:
     """The requests of a preset (by name) or of a file (by path), ids unique, in the order of arrival within a step.
 
-    `model_vocab`: made-up ids stay below it, and a file's ids must. `tokenizer`: turns texts into the model's ids; None makes ids up. `params`: a preset's own
-    (`PRESETS[name].params`), or `limit` and `scale` for a file. Raises ConfigError naming the parameter and its limit, RequestError for a bad line of a file.
+    `model_vocab`: made-up ids stay below it, and a file's ids must. `tokenizer`: turns texts into the model's ids; None makes ids up.
+    `params`: a preset's own (`PRESETS[name].params`), or `limit`, `scale` and `block_size` for a file.
+    `notes` is given what a user should know, such as how many entries of a file were skipped.
+    Raises ConfigError naming the parameter and its limit, RequestError for a bad line of a file.
     """
     check(name_or_path, **params)
     name = str(name_or_path)
     if name in PRESETS:
         return PRESETS[name].make(Source(seed, model_vocab, tokenizer), **params)
-    return files.load(name_or_path, seed=seed, model_vocab=model_vocab, tokenizer=tokenizer, **params)
+    return files.load(name_or_path, seed=seed, model_vocab=model_vocab, tokenizer=tokenizer, notes=notes, **params)
 
 
 def check(name_or_path: str | Path, **params: Any) -> None:
@@ -33,10 +37,10 @@ def check(name_or_path: str | Path, **params: Any) -> None:
     if name in PRESETS:
         _check(params, PRESETS[name].params, f"workload {name!r}")
         return
-    if not Path(name_or_path).is_file():
+    if not is_file(name_or_path):
         near = difflib.get_close_matches(name, PRESETS, n=1)
         raise ConfigError(f"workload {name!r} is neither a preset nor a file" + (f"; did you mean {near[0]!r}?" if near else f"; presets: {', '.join(PRESETS)}"))
-    known = {p.name: p.default for p in inspect.signature(files.load).parameters.values() if p.name in ("limit", "scale")}
+    known = {p.name: p.default for p in inspect.signature(files.load).parameters.values() if p.name in ("limit", "scale", "block_size")}
     _check(params, known, f"file {name!r}")
 
 
@@ -48,7 +52,7 @@ def _check(params: dict[str, Any], known: dict[str, Any], what: str) -> None:
         kind = (int, float) if isinstance(known[key], float) else (int, str) if key in ("prompt_len", "output_len") else str if isinstance(known[key], str) else int
         if isinstance(value, bool) or not isinstance(value, kind):
             if value is not None or known[key] is not None:
-                raise ConfigError(f"{what}: {key} must be {'a number' if kind == (int, float) else 'text' if kind is str else 'a whole number'}, got {value!r}")
+                raise ConfigError(f"{what}: {key} must be {'a number' if kind == (int, float) else 'text' if kind is str else 'a whole number'}, got {shown(value)}")
 
 
 __all__ = ["PRESETS", "Preset", "build", "check"]
