@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cbviz.app import opening
+from cbviz.app import kept, opening
+from cbviz.app.kept import Held
 from cbviz.app.opening import Recording, Shown
 from cbviz.breakpoints import Breakpoint, Watch, on
 from cbviz.config import ConfigError
@@ -44,10 +44,10 @@ class Asleep:
 
 @dataclass
 class Family:
-    """All branches of one run. `runs[session]`: under which name it is autosaved ('' if it is not). `recipes`: how the page's breakpoints were made."""
+    """All branches of one run. `home`: where they are saved, None if nowhere. `runs[session]`: its file there ('' if it has none). `recipes`: how breakpoints were made."""
 
-    autosave: bool
-    runs: dict[Session, str] = field(default_factory=dict)
+    home: Held | None
+    runs: dict[Shown, str] = field(default_factory=dict)
     origin: dict[Session, tuple[str, int]] = field(default_factory=dict)
     """Parent and step of sessions whose parent is asleep, or was."""
     asleep: list[Asleep] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Family:
             if spec.request_id not in gone:
                 new.engine.add(spec)
         new.name = self.free_name_of(shown, new)
-        self._adopt(new, shown, opening.new_run() if self.autosave else "")
+        self._adopt(new, shown, self.home.new_branch() if self.home is not None else "")
         return new
 
     def free_name_of(self, shown: Shown, new: Session) -> str:
@@ -120,8 +120,8 @@ class Family:
     def _adopt(self, new: Session, shown: Session, run: str) -> None:
         new.breakpoints, new.watches = shown.breakpoints, shown.watches
         self.runs[new] = run
-        if run:
-            new.autosave(opening.run_path(run))
+        if run and self.home is not None:
+            new.autosave(self.home.path(run))
 
     def wake(self, shown: Shown, name: str, progress: opening.Progress) -> Session:
         """The branch `name` with an engine of its own, made from its records if it was asleep. Raises ConfigError, ReplayError, KeyError."""
@@ -144,18 +144,18 @@ class Family:
 
     def rewind(self, s: Session, step: int) -> str | None:
         """Rewinds `s`; what comes later stays as a branch asleep, whose name is returned (None if nothing did). Raises IndexError, ReplayError."""
-        end, kept = len(s.trace), None
+        end, later = len(s.trace), None
         if step < end:
             h = copy.copy(s.trace.header)
-            kept = Asleep(self.free_name(s, f"{s.name} to step {end}"), s.trace.share(end, h), s.name, step, runner=None if s.runner_name in ("sim", "torch") else s.runner)
-            if self.autosave:
-                kept.run = opening.new_run()
-                kept.trace.save(opening.run_path(kept.run))
+            later = Asleep(self.free_name(s, f"{s.name} to step {end}"), s.trace.share(end, h), s.name, step, runner=None if s.runner_name in ("sim", "torch") else s.runner)
+            if self.home is not None:
+                later.run = self.home.new_branch()
+                later.trace.save(self.home.path(later.run))
         s.rewind(step)
-        if kept is None:
+        if later is None:
             return None
-        self.asleep.append(kept)
-        return kept.name
+        self.asleep.append(later)
+        return later.name
 
     def rename(self, shown: Shown, name: str, new: str) -> None:
         """Raises ConfigError if the new name is empty or taken, KeyError."""
@@ -202,42 +202,41 @@ class Family:
 
     # files --------------------------------------------------------------------------------------------------------------
 
-    def remember(self, shown: Shown | None, run: str) -> None:
-        """Writes down, beside each autosaved branch, what the family is, so that a page that is loaded again finds it."""
-        if not self.autosave or shown is None:
+    def remember(self, shown: Shown | None) -> None:
+        """Write down, beside the autosaved branches, what the family is, so that a page that is loaded again finds it."""
+        if self.home is None or shown is None:
             return
         members: list[dict[str, Any]] = [{"run": a.run, "name": a.name, "parent": a.parent, "at": a.at} for a in self.asleep if a.run]
         for s, row in zip(self.sessions(shown), self.rows(shown)):
-            if mine := run if s is shown else self.runs.get(s, ""):
+            if mine := self.runs.get(s, ""):
                 members.append({"run": mine, "name": row["name"], "parent": row["parent"], "at": row["at"]})
+        if isinstance(shown, Recording) and (mine := self.runs.get(shown, "")):
+            members.append({"run": mine, "name": shown.name, "parent": "", "at": 0})
         stops = [{"on": self.recipes[b.name], "enabled": b.enabled} for b in shown.breakpoints if isinstance(b, Breakpoint) and b.name in self.recipes]
         watches = [w.expression for w in shown.watches]
-        path = _family_path(run)
+        path = kept.family_path(self.home.folder)
         if len(members) < 2 and not stops and not watches and not path.exists():
             return
-        text = json.dumps({"members": members, "breakpoints": stops, "watches": watches})
-        for m in members or [{"run": run}]:
-            target = _family_path(m["run"])
-            with suppress(OSError):
-                part = target.with_suffix(".part")
-                part.write_text(text, "utf-8")
-                os.replace(part, target)
+        with suppress(OSError):
+            kept.write_text(path, json.dumps({"shown": self.runs.get(shown, kept.MAIN), "members": members, "breakpoints": stops, "watches": watches}))
 
-    def recall(self, shown: Shown, run: str) -> list[str]:
-        """Undoes a reload: names, branches (asleep), breakpoints and watches as they were written down. Returns a sentence for each that is left out."""
+    def recall(self, shown: Shown, run: str, folder: Path) -> list[str]:
+        """Undo a reload: names, branches (asleep), breakpoints and watches as they were written down in `folder`. `run`: the file of the shown branch.
+
+        Returns a sentence for each that is left out.
+        """
+        told = kept.family(folder)
         dropped: list[str] = []
-        try:
-            told = json.loads(_family_path(run).read_text("utf-8"))
-        except (OSError, ValueError):
-            return dropped
         for m in told.get("members", []):
             if m["run"] == run:
                 shown.name = m["name"]
                 if isinstance(shown, Session) and m["parent"]:
                     self.origin[shown] = m["parent"], m["at"]
                 continue
-            with suppress(OSError, ValueError):
-                self.asleep.append(Asleep(m["name"], load(opening.run_path(m["run"])), m["parent"], m["at"], m["run"]))
+            try:
+                self.asleep.append(Asleep(m["name"], load(kept.branch_path(folder, m["run"])), m["parent"], m["at"], m["run"]))
+            except (OSError, ValueError):
+                dropped.append(f"Branch “{m['name']}” cannot be read and is missing.")
         for b in told.get("breakpoints", []):
             try:
                 self.break_on(shown, **b["on"]).enabled = b["enabled"]
@@ -250,6 +249,17 @@ class Family:
                 dropped.append(f"A watch was dropped: {e}.")
         return dropped
 
+    def move(self, shown: Shown, home: Held) -> None:
+        """Save all branches in another place from here on."""
+        self.home = home
+        for s in self.sessions(shown):
+            self.runs[s] = home.new_branch() if s.parent is not None else kept.MAIN
+            s.autosave(home.path(self.runs[s]))
+        for a in self.asleep:
+            a.run = home.new_branch()
+            a.trace.save(home.path(a.run))
+        self.remember(shown)
+
 
 def checked_watch(expression: str, trace: Trace, at: Cursor) -> Watch:
     """A watch that has a value at the cursor within its budget. Raises WatchError."""
@@ -258,12 +268,8 @@ def checked_watch(expression: str, trace: Trace, at: Cursor) -> Watch:
     return watch
 
 
-def _family_path(run: str) -> Path:
-    return opening.run_path(run).with_suffix(".family")
-
-
 def saved() -> list[dict[str, Any]]:
-    """Saved runs that may be compared with: those of the command line (a page's own runs have private names). Plain JSON: id, label."""
+    """Saved runs of the command line, which a page may list where nobody but the user of this machine reaches it. Plain JSON: id, label."""
     out = []
     with suppress(OSError, ValueError):
         for path in runs.recent():
@@ -272,14 +278,14 @@ def saved() -> list[dict[str, Any]]:
     return out
 
 
-def trace_of(family: Family, shown: Shown, key: str) -> tuple[str, Trace]:
-    """Name and trace of what the page picked: `branch:NAME` or `file:ID`. Raises KeyError, TraceError."""
+def trace_of(family: Family, shown: Shown, key: str, *, alone: bool) -> tuple[str, Trace]:
+    """Name and trace of what the page picked: `branch:NAME`, or `file:ID` where the user of this machine is alone with it. Raises KeyError, TraceError."""
     kind, _, name = key.partition(":")
     if kind == "branch":
         if isinstance(shown, Recording) and name == shown.name:
             return name, shown.trace
         return name, family.find(shown, name).trace
-    known = {f["id"]: f["label"] for f in saved()}
+    known = {f["id"]: f["label"] for f in saved()} if alone else {}
     if name not in known:
         raise KeyError(f"no saved run {name!r}")
     return known[name], load(runs.folder() / f"{name}.jsonl")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cbviz.app import branches, comparing, opening, typed
+from cbviz.app import branches, comparing, kept, opening, typed
 from cbviz.app.branches import Family
 from cbviz.app.opening import Shown
 from cbviz.app.wire import event_sentence, reserved, step_account, told
@@ -37,7 +37,7 @@ class Debugger:
 
     def __init__(self, player: Player) -> None:
         self.p = player
-        self.family = Family(player.own)
+        self.family = Family(None)
         self.stop: Stop | None = None
         self.about: tuple[str, Any] | None = None
         """What the page asks about: ("request", id) or ("block", number)."""
@@ -88,9 +88,9 @@ class Debugger:
 
     def remember(self) -> None:
         """Writes the family down for the next reload, when the worker comes to it."""
-        s, run = self.p.session, self.p.run
+        s = self.p.session
         with suppress(RuntimeError):  # the page is closing
-            self.p.submit(lambda: self.family.remember(s, run))
+            self.p.submit(lambda: self.family.remember(s))
 
     def halted(self, stop: Stop | None) -> None:
         """A breakpoint holds (or none does any more): the page says which and why."""
@@ -125,7 +125,7 @@ class Debugger:
     def _drop_watch(self, s: Shown, w: Watch, why: str) -> None:
         if w in s.watches:
             s.watches.remove(w)
-            self.p.tell(banner=why, bad=True, offer=None)
+            self.p.notice(why, bad=True)
             self._watches_changed()
 
     def accounts(self, s: Shown, at: Cursor, whole: bool) -> dict[str, Any] | None:
@@ -173,9 +173,6 @@ class Debugger:
     def _show(self, session: Session) -> None:
         """Another branch is looked at."""
         p = self.p
-        if isinstance(p.session, Session):
-            self.family.runs[p.session] = p.run if p.own else ""
-        p.run = self.family.runs.get(session) or p.run
         self.stop = None
         p.show(session)
         p.settings = opening.settings_of(session)
@@ -357,7 +354,7 @@ class Debugger:
     # comparison and questions -------------------------------------------------------------------------------------------
 
     async def _files(self, s: Shown, m: dict[str, Any]) -> None:
-        files = await self.p.work(branches.saved)
+        files = await self.p.work(branches.saved) if self.p.alone else []
         self.tell_family()
         self.p.post({"type": "files", "files": files})
 
@@ -367,7 +364,7 @@ class Debugger:
         def job() -> tuple[dict[str, Any], list[tuple[dict[str, Any], list[bytes]]]]:
             traces: dict[str, Trace] = {}
             for key in picks:
-                name, trace = branches.trace_of(self.family, s, key)
+                name, trace = branches.trace_of(self.family, s, key, alone=self.p.alone)
                 while name in traces:
                     name += " (saved)"
                 traces[name] = trace
@@ -388,10 +385,15 @@ class Debugger:
 
     # another session ----------------------------------------------------------------------------------------------------
 
+    def begin(self, session: Shown, branch: str = kept.MAIN) -> None:
+        """A family of its own for `session`, saved where the page's run is saved. `branch`: the file of this session there."""
+        self.family = Family(self.p.writer.held)
+        self.family.runs[session] = branch if self.family.home is not None else ""
+
     def renew(self, old: Shown | None, new: Shown, close: bool) -> None:
         """A session that has nothing to do with the old one takes its place; breakpoints and watches stay. `close`: the old one and its branches end."""
         recipes = self.family.recipes
-        self.family = Family(self.p.own)
+        self.begin(new)
         self.family.recipes = recipes
         self.stop = None
         if old is not None:

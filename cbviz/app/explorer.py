@@ -81,9 +81,10 @@ def explorer(session: Session | Trace | None = None, *, scenario: str | None = N
 
     player = Player(send, settings, session=shown, run=place.get("run"), at_step=step, address=in_voila and session is None,
                     allow_code=in_voila and os.environ.get("CBVIZ_ALLOW_CODE") == "1",
-                    note=f"Light mode, without the real model: {lacking}." if lacking else "", loop=loop)
+                    note=f"Light mode, without the real model: {lacking}." if lacking else "", loop=loop,
+                    browser=os.environ.get("CBVIZ_BROWSER", ""), alone=not in_voila or os.environ.get("CBVIZ_ALONE") == "1")
     widget.player = player
     if problem:
-        player.warn(problem)
+        player.notice(problem, bad=True)
     widget.on_msg(lambda _, message, buffers: player.receive(message))
     return widget

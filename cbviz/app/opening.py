@@ -1,15 +1,11 @@
 """How the explorer comes by a session: from its settings, from a recording, or again with other settings. Knows no widget.
 
-Owns `Settings` (what the user asked for, before anything is resolved), the table of controls made from the config's metadata, and
-where runs are autosaved. A recording of which no live engine can be made is shown through `Recording`, which only looks back.
+Owns `Settings` (what the user asked for, before anything is resolved) and the table of controls made from the config's metadata.
+A recording of which no live engine can be made is shown through `Recording`, which only looks back.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import secrets
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +22,7 @@ from cbviz.cost import devices, kv_types, models
 from cbviz.messages import Sampling
 from cbviz.model import hub
 from cbviz.session import Session
-from cbviz.trace import Cursor, Trace, load
+from cbviz.trace import Cursor, Trace
 from cbviz.workload.presets import PRESETS
 
 SIM = "sim"
@@ -36,10 +32,8 @@ TAPE = "tape"
 OWN_REQUESTS = "requests"
 """The workload's name in the trace of a session that was given a list of requests."""
 DEFAULT_SCENARIO = "chat"
-KEEP_RUNS = 20
 ANSWERS_TEMPERATURE = 0.8
 """At which several answers to one prompt typed in the page are drawn."""
-_RUN = re.compile(r"[A-Za-z0-9_-]{6,40}")
 
 Progress = Callable[[float, str], None]
 """Called with the share done (0..1, or -1 if unknown) and what is being done."""
@@ -111,8 +105,6 @@ def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, 
     if changes.get("model") and changes["model"] not in (SIM, TAPE, settings.model, *hub.names()):  # a link must not make this machine fetch or open what its author likes
         raise ConfigError(f"model is {changes['model']!r}, in an address it must be one of {', '.join([*hub.names(), TAPE, SIM])}; others are named on the command line")
     place: dict[str, str] = {k: given[k] for k in ("run", "step") if k in given}
-    if "run" in place and not _RUN.fullmatch(place["run"]):
-        del place["run"]
     settings = settings.changed(changes) if changes else settings
     return settings.playable() if "model" not in changes else settings, place
 
@@ -310,57 +302,3 @@ def fork_fields(session: Session, at: int) -> list[dict[str, Any]]:
         row = _knob(name, now.get(name, getattr(session.config, name)))
         rows.append({"name": name, "label": label, "open": row["live"] or at == 0 or name in ("num_blocks", "modelled_device"), **row})
     return rows
-
-
-# where runs are kept ----------------------------------------------------------------------------------------------------
-
-
-def runs_dir() -> Path:
-    return hub.cache_dir() / "runs"
-
-
-def new_run() -> str:
-    """A private name for a run: nobody guesses it."""
-    return secrets.token_urlsafe(12)
-
-
-def run_path(run: str) -> Path:
-    return runs_dir() / f"{run}.jsonl"
-
-
-def tidy_runs(keep: int = KEEP_RUNS, young_s: float = 86400.0) -> None:
-    """Removes all but the newest autosaved runs; none of the last day."""
-    with suppress(OSError):
-        files = sorted(runs_dir().glob("*.jsonl"), key=lambda p: p.stat().st_mtime, reverse=True)
-        for old in files[keep:]:
-            if time.time() - old.stat().st_mtime > young_s:
-                old.unlink()
-        for left in (*runs_dir().glob("*.before"), *runs_dir().glob("*.family")):
-            if time.time() - left.stat().st_mtime > young_s:
-                left.unlink()
-
-
-def take_over(run: str) -> Trace | None:
-    """The autosaved trace of `run`, None if there is none to go on from. Its file is unlinked first: a kernel that still writes there writes into nothing.
-
-    The caller autosaves under the same name again at once.
-    """
-    path = run_path(run)
-    try:
-        trace = load(path)
-    except (OSError, ValueError):
-        return None
-    with suppress(OSError):
-        os.replace(path, _before(path))
-    return trace
-
-
-def give_back(run: str) -> None:
-    """Undoes `take_over`: the run could not go on, and stays as it was for the next try."""
-    path = run_path(run)
-    with suppress(OSError):
-        os.replace(_before(path), path)
-
-
-def _before(path: Path) -> Path:
-    return path.with_suffix(".before")

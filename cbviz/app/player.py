@@ -19,13 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cbviz.app import opening, typed
+from cbviz.app import kept, opening, typed
 from cbviz.app.alone import alone_message
 from cbviz.app.debugger import Debugger
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.wire import Wire, inside_message, metrics_message, why_message
+from cbviz.app.writer import COPY, Writer, read
 from cbviz.breakpoints import BreakpointError
 from cbviz.config import CONFIG_FIELDS, ConfigError
+from cbviz.model import hub
 from cbviz.session import Session
 from cbviz.trace import Cursor
 
@@ -49,7 +51,7 @@ class Player:
     """One page and its session. `send(message, buffers)` reaches the page; `receive(message)` is what it sends."""
 
     def __init__(self, send: Send, settings: Settings, *, session: Shown | None = None, run: str | None = None, at_step: int | None = None, address: bool = False,
-                 allow_code: bool = False, note: str = "", loop: asyncio.AbstractEventLoop | None = None) -> None:
+                 allow_code: bool = False, note: str = "", loop: asyncio.AbstractEventLoop | None = None, browser: str = "", alone: bool = True) -> None:
         self._send = send
         self.loop = loop or asyncio.get_running_loop()
         self.settings = settings
@@ -59,7 +61,12 @@ class Player:
         self.note = note
         """Said beside the settings, whatever session is shown."""
         self.session: Shown | None = None
-        self.run = run or opening.new_run()
+        self.alone = alone
+        """Whoever reaches this page is the user of this machine: the page may list what else the user keeps here."""
+        self.attached = asyncio.Event()
+        """The page is there: it said that it is ready."""
+        self.writer = Writer(self, browser)
+        self._asked_run = run
         self.address = address
         """The page's address carries the run's name (a Voilà page, whose kernel ends with it)."""
         self.playing = False
@@ -68,7 +75,6 @@ class Player:
         self._at_step = at_step
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cbviz-engine")
         self._wire = Wire()
-        self._attached = False
         self._sent = self._acked = 0
         self._heard = time.monotonic()
         self._credit = asyncio.Event()
@@ -81,13 +87,21 @@ class Player:
         self._explained_at = self._metrics_at = 0.0
         self._metrics_cost = 0.0
         self._live: dict[str, Any] = {"loading": "Starting the engine …", "progress": -1, "playing": False, "speed": self.speed, "num_requests": 0}
-        self._warning = ""
+        self._notices: list[dict[str, Any]] = []
+        """What the user must know and may close: id, text, bad."""
         self.debugger = Debugger(self)
         self._unsubscribe: Callable[[], None] = lambda: None
         if session is not None:
             self.show(session)
         else:
-            self._spawn(self._open_first())
+            self.spawn(self._open_first())
+        if address:
+            self.spawn(self.writer.watch())
+
+    @property
+    def run(self) -> str:
+        """The name under which the run is saved; '' while it is saved nowhere."""
+        return self.writer.name
 
     # the page -----------------------------------------------------------------------------------------------------------
 
@@ -100,8 +114,9 @@ class Player:
 
     def _handle(self, m: dict[str, Any]) -> None:
         kind = m.get("type")
+        self.writer.heard(m)
         if kind == "ready":
-            self._attached = True
+            self.attached.set()
             self._sent = self._acked = 0
             self._heard = time.monotonic()
             self._wire.forget()
@@ -115,12 +130,12 @@ class Player:
             self._credit.set()
             self.flush()
         elif kind == "cmd":
-            self._spawn(self._command(m))
+            self.spawn(self._command(m))
         elif kind == "error":
             print(f"cbviz explorer, in the page: {m.get('msg')}")
 
     def post(self, message: dict[str, Any], buffers: list[bytes] | None = None) -> None:
-        if self._attached:
+        if self.attached.is_set():
             self._send(message, buffers or [])
 
     def tell(self, **changes: Any) -> None:
@@ -141,6 +156,7 @@ class Player:
             self._live["alone"] = isinstance(s, Session) and hasattr(s.runner, "step_difference")
         if self.address:
             self._live["run"] = self.run
+        self._live["notices"] = self._notices
         self._live["allow_code"] = self.allow_code
         self.post({"type": "live", "live": self._live})
 
@@ -151,7 +167,7 @@ class Player:
     def flush(self) -> None:
         """Sends the page what it lacks, unless it is behind by the window."""
         s = self.session
-        if s is None or not self._attached or self._sent - self._acked >= WINDOW:
+        if s is None or not self.attached.is_set() or self._sent - self._acked >= WINDOW:
             return
         made = self._wire.message(s.trace, self.wanted or s.cursor)
         if made is not None:
@@ -210,7 +226,7 @@ class Player:
 
     # jobs ---------------------------------------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Any) -> None:
+    def spawn(self, coroutine: Any) -> None:
         """Runs a coroutine on the loop and keeps it alive; an error that nobody expected is shown on the page, not lost."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
@@ -250,9 +266,6 @@ class Player:
         self._live.update(loading=None, progress=-1, banner=None, bad=False, offer=None, num_requests=session.num_requests)
         if isinstance(session, Recording):
             self._live.update(banner=f"This is a recording: {session.why}. You can look at every step of it.", offer={"text": "Run again from the start", "cmd": "again"})
-        if self._warning:
-            self._live.update(banner=self._warning, bad=True)
-            self._warning = ""
         if not self.own:
             self.settings = opening.settings_of(session)
         self.tell()
@@ -295,33 +308,44 @@ class Player:
         self.flush()
 
     async def _open_first(self) -> None:
-        run, want = self.run, self._at_step
-        path = opening.run_path(run)
+        found = await self.writer.claim(self._asked_run)
+        held = self.writer.held
+        notices = [found.notice]
 
         def job() -> Shown:
-            opening.tidy_runs()
-            trace = opening.take_over(run) if self._at_step is not None or path.exists() else None
-            if trace is None or not len(trace):
-                return opening.open_session(self.settings, path, self.progress)
-            try:
-                shown = opening.reopen(trace, path, self.progress)
-            except BaseException:
-                opening.give_back(run)
-                raise
-            if isinstance(shown, Recording):
-                opening.give_back(run)
-            if want is not None:
-                shown.seek(min(max(0, want), len(shown.trace)))
+            kept.tidy()
+            trace, branch, lost = read(found.folder) if found.folder is not None else (None, kept.MAIN, "")
+            notices.append(lost)
+            if trace is None:
+                home = self.writer.begin() if lost else held  # what cannot be read is kept, and nothing is written over it
+                shown: Shown = opening.open_session(self.settings, home.path(kept.MAIN) if home is not None else None, self.progress)
+                self.debugger.begin(shown)
+                return shown
+            shown = opening.reopen(trace, held.path(branch) if held is not None else None, self.progress)
+            if self._at_step is not None:
+                shown.seek(min(max(0, self._at_step), len(shown.trace)))
             self.settings = opening.settings_of(shown)
-            for sentence in self.debugger.family.recall(shown, run):
-                self.warn(sentence)
+            self.debugger.begin(shown, branch)
+            assert found.folder is not None
+            notices.extend(self.debugger.family.recall(shown, branch, found.folder))
             return shown
 
         await self._open(job)
+        for text in filter(None, notices):
+            self.notice(text, bad=text != COPY)
 
-    def warn(self, text: str) -> None:
-        """Shows `text` once the page is there (a bad address, say), beside what else there is to say then."""
-        self._warning = f"{self._warning} {text}".strip()
+    def notice(self, text: str, *, bad: bool = False) -> None:
+        """Tell the user something that stays on the page until it is closed. May be called on any thread."""
+
+        def add() -> None:
+            if text not in [n["text"] for n in self._notices]:
+                self._notices.append({"id": self._next_notice, "text": text, "bad": bad})
+                self._next_notice += 1
+            self.tell()
+
+        self.loop.call_soon_threadsafe(add)
+
+    _next_notice = 1
 
     async def _open(self, job: Callable[[], Shown]) -> bool:
         self.tell(loading="Starting the engine …", progress=-1, banner=None, bad=False, offer=None)
@@ -355,12 +379,20 @@ class Player:
             changes = {k: v for k, v in settings.config.items() if v != self.settings.config.get(k)}
             made = await self._open(lambda: self.debugger.family.fork(old, 0, name=None, **changes))
         else:
-            path = opening.run_path(run := opening.new_run())
+            try:
+                home = kept.create(self.writer.browser)
+            except (OSError, hub.ModelError) as e:
+                home = None
+                self.writer.unsaved(e)
+            path = home.path(kept.MAIN) if home is not None else None
             made = await self._open(lambda: opening.open_session(settings, path, self.progress))
             if made:
-                mine, self.run, self.own = self.own, run, True
+                mine, self.own = self.own, True
+                self.writer.swap(home)
                 assert self.session is not None
                 self.debugger.renew(old, self.session, close=mine)
+            elif home is not None:
+                home.discard()
         if made:
             self.settings = settings
             self.debugger.tell()
@@ -373,6 +405,10 @@ class Player:
     async def _command(self, m: dict[str, Any]) -> None:
         name = m["cmd"]
         s = self.session
+        if name == "seen":
+            self._notices = [n for n in self._notices if n["id"] != m.get("id")]
+            self.tell()
+            return
         if name == "again":
             await self._restart(self.settings)
             return
@@ -545,7 +581,7 @@ class Player:
                 if halt is not None and (self.wanted or s.cursor).step == halt:
                     self.debugger.stopped_ahead()
                     break
-                if self._attached and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
+                if self.attached.is_set() and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
                     break
                 if not speed:
                     await self._breathe()
@@ -563,7 +599,7 @@ class Player:
 
     async def _breathe(self) -> None:
         """At full speed a simulated engine would leave the page no processor to draw with: it waits a moment for a page that is behind."""
-        if not self._attached or self._sent - self._acked < WINDOW:
+        if not self.attached.is_set() or self._sent - self._acked < WINDOW:
             await asyncio.sleep(0)
             return
         self._credit.clear()
@@ -712,6 +748,7 @@ class Player:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self.own:
             self.debugger.close()
+        self.writer.swap(None)
 
 
 def _text(e: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cbviz.app import branches, opening
+from cbviz.app import branches, kept, opening
 from cbviz.app.opening import Settings
 from cbviz.session import Session
 from cbviz.trace import Cursor, compare, reservation, runs, why_block, why_waiting
@@ -431,7 +431,8 @@ def test_a_watch_that_costs_too_much_is_refused_and_one_that_comes_to_is_dropped
             await page.until(lambda: page.last["breaks"]["watches"] == ["round(1, -100 * step)", "step"])
             await stepped(page, 4)
             await page.until(lambda: page.last["breaks"]["watches"] == ["step"])
-            assert page.live["banner"].startswith("At step 4 a watch was dropped: 'round(1, -100 * step)': round takes")
+            await page.until(page.notices)
+            assert page.notices()[0].startswith("At step 4 a watch was dropped: 'round(1, -100 * step)': round takes")
             await page.until(lambda: page.why.get("watched") == [["step", "4"]])
 
     asyncio.run(go())
@@ -444,13 +445,13 @@ def test_a_costly_watch_that_was_written_down_is_dropped_with_a_message_when_the
             run = player.run
         written = {"members": [], "breakpoints": [{"on": {"when": "round(10, -99999999999) > 1"}, "enabled": True}, {"on": {"event": "preempted"}, "enabled": True}],
                    "watches": ["round(10, -99999999999)", "round(1, -100 * step)", "kv_usage"]}
-        opening.run_path(run).with_suffix(".family").write_text(json.dumps(written), "utf-8")
+        kept.family_path(kept.pages_dir() / run).write_text(json.dumps(written), "utf-8")
         async with opened(settings=Settings("preemption", "sim"), run=run) as (page, player):
             await page.until(lambda: page.last.get("breaks", {}).get("watches") == ["kv_usage"])
             assert [b["name"] for b in page.last["breaks"]["items"]] == ["preempted"]
-            banner = page.live["banner"]
-            assert banner.count("was dropped") == 3
-            assert "A watch was dropped: 'round(10, -99999999999)': round takes" in banner
+            await page.until(lambda: len(page.notices()) == 3)
+            assert all("was dropped" in text for text in page.notices())
+            assert any("A watch was dropped: 'round(10, -99999999999)': round takes" in text for text in page.notices())
             await stepped(page, 5)
 
     asyncio.run(go())
@@ -461,7 +462,8 @@ def test_saved_runs_of_the_command_line_can_be_compared_with_and_private_ones_no
         s = Session("burst", runner="sim", policy="sjf")
         s.run()
         s.save(runs.new_path("burst-sjf"))
-        s.save(opening.run_path("private-name-of-a-page"))
+        private = kept.create()
+        s.save(private.path(kept.MAIN))
         async with opened(settings=Settings("burst", "sim")) as (page, _):
             await stepped(page, 5)
             page.do("files")
@@ -471,7 +473,7 @@ def test_saved_runs_of_the_command_line_can_be_compared_with_and_private_ones_no
             assert "burst-sjf" in files[0]["label"]
             told = await compared(page, "branch:main", f"file:{files[0]['id']}")
             assert told["runs"][1]["steps"] == len(s.trace)
-            await refused(page, "compare", "no saved run", picks=["branch:main", "file:private-name-of-a-page"])
+            await refused(page, "compare", "no saved run", picks=["branch:main", f"file:{private.name}"])
             await refused(page, "compare", "no saved run", picks=["branch:main", "file:../../secret"])
             await refused(page, "compare", "pick 2 to 4", picks=["branch:main"])
             await refused(page, "compare", "no branch", picks=["branch:main", "branch:nobody"])

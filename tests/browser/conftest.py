@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psutil
 import pytest
 
-from cbviz.app import serve
+from cbviz.app import kept, serve
 from cbviz.model import hub
 from cbviz.trace import Cursor, Trace, load
 
@@ -41,12 +42,17 @@ class Address(str):
 
 
 class Tab:
-    """A page of its own browser, with everything it asked for and complained of."""
+    """A page of its own browser, or with `beside` another tab of that one's, with everything it asked for and complained of."""
 
-    def __init__(self, launch: Any, **context: Any) -> None:
+    def __init__(self, launch: Any, *, beside: Tab | None = None, **context: Any) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.context = launch(self._folder.name, **{"viewport": {"width": 1280, "height": 800}, **context})
-        self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
+        self.beside = beside
+        if beside is not None:
+            self.context = beside.context
+            self.page = self.context.new_page()
+        else:
+            self.context = launch(self._folder.name, **{"viewport": {"width": 1280, "height": 800}, **context})
+            self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)
         self.asked: list[str] = []
         self.errors: list[str] = []
@@ -77,8 +83,14 @@ class Tab:
             self.page.click(".cb-step:visible")
             self.page.wait_for_function(f"cbviz.state().step > {now}")
 
+    def notice(self, words: str) -> str:
+        """Waits for a notice with these words; returns all notices."""
+        self.page.wait_for_function("words => document.querySelector('.cb-notices')?.textContent.includes(words)", arg=words)
+        return str(self.page.inner_text(".cb-notices"))
+
     def close(self) -> None:
-        self.context.close()
+        if self.beside is None:
+            self.context.close()
         self._folder.cleanup()
 
 
@@ -106,7 +118,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder for the servers: ours linked in, all but the runs."""
     folder = tmp_path_factory.mktemp("cache")
     for entry in hub.cache_dir().iterdir():
-        if entry.name != "runs":
+        if entry.name not in ("runs", "pages"):
             (folder / entry.name).symlink_to(entry)
     return folder
 
@@ -188,7 +200,19 @@ def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def newest_run(cache: Path) -> Trace:
     """The trace that was autosaved last: what the session itself wrote."""
-    return load(max((cache / "runs").glob("*.jsonl"), key=lambda p: p.stat().st_mtime_ns))
+    return load(max((cache / "pages").glob("*/*.jsonl"), key=lambda p: p.stat().st_mtime_ns))
+
+
+def run_of(tab: Tab) -> str:
+    """The name of the page's run: its address has it."""
+    tab.page.wait_for_function("new URL(location.href).searchParams.has('run')")
+    return parse_qs(urlsplit(tab.page.url).query)["run"][0]
+
+
+def saved_file(cache: Path, run: str) -> Path:
+    """The file of the branch that the page of this run shows."""
+    folder = cache / "pages" / run
+    return kept.branch_path(folder, kept.shown_branch(folder))
 
 
 def assert_drawn(drawn: dict[str, Any], trace: Trace) -> None:

@@ -7,14 +7,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import psutil
 import pytest
 
 from cbviz.app import serve
 from cbviz.trace import load
-from tests.browser.conftest import Address, Tab, a_port, assert_drawn, kernels, serving
+from tests.browser.conftest import Address, Tab, a_port, assert_drawn, kernels, run_of, saved_file, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(480), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
@@ -71,7 +70,7 @@ def test_five_step_the_real_model(server: Address, cache: Path, open_tab: Open, 
         tab.page.click(".cb-pause")
         tab.page.wait_for_function("!cbviz.state().playing")
     # One goes on; then everybody's page is held against their own run.
-    runs = [cache / "runs" / f"{parse_qs(urlsplit(t.page.url).query)['run'][0]}.jsonl" for t in tabs]
+    runs = [saved_file(cache, run_of(t)) for t in tabs]
     assert len(set(runs)) == len(SEEDS)
     ends = [settled(t, run) for t, run in zip(tabs, runs, strict=True)]
     tabs[2].step(ends[2] + 3)

@@ -6,22 +6,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from cbviz.app import serve
 from cbviz.trace import load
-from tests.browser.conftest import Address, Tab, a_port, assert_drawn, serving
+from tests.browser.conftest import Address, Tab, a_port, assert_drawn, run_of, saved_file, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
 LINKS = ("scenario=chat&seed=1", "scenario=chat&seed=2", "scenario=preemption&num_blocks=40&discipline=vllm", "scenario=burst&max_num_seqs=3")
-
-
-def run_of(tab: Tab) -> str:
-    tab.page.wait_for_function("new URL(location.href).searchParams.has('run')")
-    return parse_qs(urlsplit(tab.page.url).query)["run"][0]
 
 
 def test_students_do_not_see_each_other(classroom: str, cache: Path, open_tab: Open) -> None:
@@ -37,7 +31,7 @@ def test_students_do_not_see_each_other(classroom: str, cache: Path, open_tab: O
     runs = [run_of(t) for t in tabs]
     assert len(set(runs)) == len(tabs)
     assert all(len(r) >= 16 for r in runs)
-    traces = [load(cache / "runs" / f"{r}.jsonl") for r in runs]
+    traces = [load(saved_file(cache, r)) for r in runs]
     for tab, trace in zip(tabs, traces):
         assert_drawn(tab.state(), trace)
     configs = [t.header.config for t in traces]

@@ -10,7 +10,7 @@ import pytest
 
 from cbviz.trace import Cursor, compare, explain, load, why_block, why_waiting
 from cbviz.trace.explain import explain_event
-from tests.browser.conftest import Tab, assert_drawn
+from tests.browser.conftest import Tab, assert_drawn, run_of, saved_file
 from tests.browser.test_voila import own_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
@@ -56,7 +56,7 @@ def test_fork_compare_rewind_and_undo(voila: str, cache: Path, open_tab: Open) -
     tab.ready()
     page = tab.page
     tab.step(12)
-    parent = cache / "runs" / f"{re.search(r'run=([^&]+)', page.url)[1]}.jsonl"  # type: ignore[index]
+    parent = saved_file(cache, run_of(tab))
     page.click(".cb-fork")
     page.wait_for_selector(".cb-fork-num_blocks")
     assert page.locator(".cb-fork-num_blocks").is_enabled()

@@ -6,12 +6,11 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from cbviz.trace import Trace, load
-from tests.browser.conftest import Address, Tab, assert_drawn, kernels
+from tests.browser.conftest import Address, Tab, assert_drawn, kernels, run_of, saved_file
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
@@ -19,8 +18,7 @@ Open = Callable[..., Tab]
 
 def own_run(tab: Tab, cache: Path) -> Trace:
     """The trace that this page's session writes: the page's address names it."""
-    tab.page.wait_for_function("new URL(location.href).searchParams.has('run')")
-    return load(cache / "runs" / f"{parse_qs(urlsplit(tab.page.url).query)['run'][0]}.jsonl")
+    return load(saved_file(cache, run_of(tab)))
 
 
 def type_prompt(tab: Tab, text: str, max_tokens: int) -> str:
