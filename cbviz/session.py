@@ -22,6 +22,7 @@ from cbviz.breakpoints import Breakpoint, Predicate, Stop, Watch, as_breakpoint,
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run, check_names, clean_text
 from cbviz.core.policy import get_policy
 from cbviz.core.replay import ReplayError
+from cbviz.core.scheduler import DIGEST_FORM
 from cbviz.core.speculative import get_proposer
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
@@ -302,7 +303,7 @@ class Session:
         self.config = self.engine.config
         self.trace.append(record)
         if record.step % KEYFRAME_EVERY == 0:
-            self.trace.add_keyframe(Keyframe(record.step, self.engine.digest(), self.engine.snapshot()))
+            self.trace.add_keyframe(Keyframe(record.step, self.engine.digest(), self.engine.snapshot(), DIGEST_FORM))
 
     def _texts_of(self, record: StepRecord, tokenizer: Any) -> dict[str, list[str]]:
         texts: dict[str, list[str]] = {}
@@ -865,7 +866,9 @@ class Session:
         for record in records:
             self.engine.apply(record)
             frame = (digests or {}).get(record.step)
-            if frame is not None and frame.digest != self.engine.digest():
+            if frame is not None and frame.form > DIGEST_FORM:
+                raise ReplayError(f"the digest after step {record.step} has form {frame.form}; this cbviz knows up to {DIGEST_FORM}: upgrade cbviz")
+            if frame is not None and frame.digest != self.engine.digest(frame.form):
                 raise ReplayError(f"the state after step {record.step} is not what it was when it was recorded: the trace comes from another version or was changed")
         self.config = self.engine.config
 

@@ -11,6 +11,7 @@ from typing import Any
 from cbviz import events as ev
 from cbviz.core import beam
 from cbviz.core.groups import fork
+from cbviz.core.policy import Fcfs
 from cbviz.core.request import Request, Status
 from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, Scheduler, overtakes
 from cbviz.messages import RequestSpec, StepRecord
@@ -53,6 +54,8 @@ class _Teller:
         self.specs: dict[str, RequestSpec] = {x.request_id: x for x in record.arrivals}
         self.planned: dict[str, ev.Scheduled] = {}
         self.routed = record.routed or {}
+        self.holding = {e.request_id for e in record.events if isinstance(e, ev.SeatHeld)}
+        """Requests that end and keep their seat: they keep their place among the requests too."""
 
     def wrong(self, what: str) -> ReplayError:
         return ReplayError(f"step {self.step} does not fit the state before it: {what}")
@@ -99,11 +102,12 @@ class _Teller:
 
     def admitted(self, e: ev.Admitted) -> None:
         s, r = self.s, self.request(e.request_id)
-        s.waiting.remove(r)
+        place = s.waiting.index(r)
+        del s.waiting[place]
         s.running.append(r)
         r.status, r.last_wait, r.num_overtaken = Status.RUNNING, None, 0
         r.num_computed_tokens = r.num_cached_tokens = e.num_cached_tokens
-        if not e.resumed:
+        if not e.resumed and (place or not isinstance(s.policy, Fcfs)):
             for w in s.waiting:
                 if overtakes(r, w):
                     w.num_overtaken += 1
@@ -197,8 +201,8 @@ class _Teller:
     def sampled(self, e: ev.Sampled) -> None:
         r = self.request(e.request_id)
         r.token_ids.extend(e.token_ids)
-        if self.routed:
-            self.s.note_routed(r, self.routed[e.request_id])
+        if (layers := self.routed.get(e.request_id)) is not None:  # a child's first token is its parent's row
+            self.s.note_routed(r, layers)
         r.num_computed_tokens -= e.num_rejected
 
     def scored(self, e: ev.Scored) -> None:
@@ -229,7 +233,8 @@ class _Teller:
         r.status, r.finish_reason, r.draft_token_ids = Status.FINISHED, e.reason, []
         s.num_finished += 1
         self.ended = r
-        del s.requests[r.request_id]
+        if r.request_id not in self.holding:
+            del s.requests[r.request_id]
 
     def freed(self, e: ev.Freed) -> None:
         s = self.s
@@ -243,7 +248,6 @@ class _Teller:
     def seat_held(self, e: ev.SeatHeld) -> None:
         r = self.ended
         r.seat_held = True
-        self.s.requests[r.request_id] = r
         self.s.running.insert(e.position, r)
 
     def seats_freed(self, e: ev.SeatsFreed) -> None:

@@ -14,7 +14,8 @@ its own. The `vllm` row does step for step what vLLM 0.32's v1 scheduler does.
 from __future__ import annotations
 
 import json
-from bisect import insort
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import Any
@@ -25,9 +26,9 @@ from cbviz.core import beam
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool
 from cbviz.core.groups import fork, seats_to_come, spec_of
 from cbviz.core.kv_manager import KVManager
-from cbviz.core.policy import Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
+from cbviz.core.policy import POLICIES, Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
 from cbviz.core.request import Request, Status
-from cbviz.core.speculative import drafts_for, get_proposer
+from cbviz.core.speculative import PROPOSERS, drafts_for, get_proposer
 from cbviz.core.swap import HostPool, restored_prefix, swap_in, swap_out
 from cbviz.events import AnyEvent
 from cbviz.messages import Chunk, ChunkRecord, Drafting, RequestSpec, RunnerOutput, SchedulerOutput, SlotAccount, TokenAccount, sequence_ids
@@ -45,6 +46,10 @@ after a retraction it is what the others have decoded and 20 steps more, of thei
 the head is asked in every step."""
 MOST_EXPECTED_TOKENS = 4096
 """Of one request's open max_tokens, the estimate counts no more than these (SGLang's CLIP_MAX_NEW_TOKENS)."""
+
+
+DIGEST_FORM = 2
+"""What a digest covers. Form 1 (recorded by earlier versions) leaves out the order of the requests, on which the order of time-outs depends."""
 
 
 class RunnerOutputError(RuntimeError):
@@ -105,6 +110,11 @@ class Scheduler:
         """The policy whose ranks the queue is sorted by; None: unknown."""
         self._ranked_now = False
         """The ranks are those of this step."""
+        self._requests_saved = False
+        self._tokens_waiting: int | None = None
+        """Tokens of the waiting queue while requests arrive; None: to be counted."""
+        self._next_end_s: float | None = None
+        """Nobody's time is up before this moment; None: to be looked up."""
         self._begun: tuple[Any, ...] = ()
         self.rules = config.rules
         self.configure(config)
@@ -124,6 +134,7 @@ class Scheduler:
         self.config = config
         self.rules = rules
         self._ranked_now = False
+        self._next_end_s = None
 
     def resize(self, num_blocks: int) -> None:
         """Another pool size, between steps. Raises ConfigError, with the figures, if what is under way does not fit."""
@@ -147,8 +158,11 @@ class Scheduler:
         self.journal.append(ev.Resized(num_blocks, moved, dropped))
         self.configure(self.config.replace(num_blocks=num_blocks))
 
-    def add(self, spec: RequestSpec, now_s: float = 0.0) -> Request | None:
-        """Puts a request into the waiting queue; None if the queue is full. The caller has checked that it can be served at all."""
+    def add(self, spec: RequestSpec, now_s: float = 0.0, leaving: bool = False) -> Request | None:
+        """Puts a request into the waiting queue; None if the queue is full. The caller has checked that it can be served at all.
+
+        `leaving`: it was aborted meanwhile, so it ends at once and no policy is asked where it would stand.
+        """
         if spec.request_id in self.requests:
             raise ValueError(f"request id {spec.request_id!r} is in use")
         if full := self._queue_full(spec):
@@ -158,15 +172,23 @@ class Scheduler:
         r.surroundings = self
         if spec.arrival_step is not None:
             r.arrival_s = now_s
-        if not self._ranked_now:
+        if not (self._ranked_now or leaving):
             self._rank_waiting(now_s)  # so that its place follows from the queue as it is now, not from ranks of another step
         self.undo.append((self._undo_add, (r,)))
         self._save_queues()
         self.num_arrived += 1
         self.requests[r.request_id] = r
         self.has_groups = self.has_groups or r.num_forks > 0
-        position = self._enqueue(r, now_s)
+        if leaving:
+            self.waiting.append(r)
+        position = len(self.waiting) - 1 if leaving else self._enqueue(r, now_s)
+        if self._tokens_waiting is not None:
+            self._tokens_waiting += r.num_tokens
+        if self._next_end_s is not None:
+            self._next_end_s = min(self._next_end_s, self._end_of(r)[0])
         self.journal.append(ev.Arrived(r.request_id, position, r.num_prompt_tokens, r.max_tokens, r.arrival_s, r.priority))
+        if leaving:
+            self.abort(r.request_id)
         return r
 
     def _queue_full(self, spec: RequestSpec) -> str:
@@ -174,14 +196,16 @@ class Scheduler:
         if c.max_waiting_requests and len(self.waiting) >= c.max_waiting_requests:
             return f"the queue is full: {len(self.waiting)} requests wait, max_waiting_requests is {c.max_waiting_requests}"
         if c.max_waiting_tokens:
-            tokens = sum(r.num_tokens for r in self.waiting)
+            if self._tokens_waiting is None:
+                self._tokens_waiting = sum(r.num_tokens for r in self.waiting)
+            tokens = self._tokens_waiting
             if tokens + len(spec.prompt_token_ids) > c.max_waiting_tokens:
                 return f"the queue is full: {tokens} tokens wait, with these {len(spec.prompt_token_ids)} they pass max_waiting_tokens, {c.max_waiting_tokens}"
         return ""
 
     def _undo_add(self, r: Request) -> None:
         self.num_arrived -= 1
-        del self.requests[r.request_id]
+        self.requests.pop(r.request_id, None)  # gone already if it was aborted in the same step; what `_save_requests` kept is still to be put back
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         """Ends an unfinished request in any state, and the sequences forked from it; blocks come back at once. False if there is nothing to end."""
@@ -200,17 +224,18 @@ class Scheduler:
             return False
         self._save(r)
         self._save_queues()
+        self._save_requests()
         if r.status is Status.RUNNING:
             self.running.remove(r)
         else:
             self.waiting.remove(r)
-        self.undo.append((self._undo_end, (r, self.batch_open)))
+            self._tokens_waiting = None
+        self.undo.append((self._undo_end, (self.batch_open,)))
         self._end(r, reason, -1)
         self._close_batch()
         return True
 
-    def _undo_end(self, r: Request, batch_open: bool) -> None:
-        self.requests[r.request_id] = r
+    def _undo_end(self, batch_open: bool) -> None:
         self.num_finished -= 1
         self.batch_open = batch_open
 
@@ -220,11 +245,14 @@ class Scheduler:
         """Starts a step: what follows, up to `update`, can be taken back by `rollback`."""
         self.undo.clear()
         self.pool.step = self.step + 1
-        self._queues_saved = False
+        self._queues_saved = self._requests_saved = False
         self._ranked_now = False
+        self._tokens_waiting = None
         self._begun = (len(self.journal), len(self.finished_ids), self.finished_ids, self.batch_open, self.step, self.new_token_ratio, self.config, self.rules, self.policy,
                        self._ranked_by, self.proposer, self.num_lookahead, self._drafting)
-        self.policy, self.proposer = get_policy(self.config.policy), get_proposer(self.config.speculative)  # their cells may have been run again
+        # Their cells may have been run again. One that is gone stays in force: the input that replaces it must get through.
+        self.policy = POLICIES.get(self.config.policy, self.policy)
+        self.proposer = PROPOSERS.get(self.config.speculative, self.proposer)
 
     def rollback(self) -> None:
         """Takes back everything since `begin`."""
@@ -235,7 +263,8 @@ class Scheduler:
         del self.finished_ids[num_finished:]
         self.pool.step = self.step
         self._shares = []
-        self._queues_saved = self._ranked_now = False
+        self._queues_saved = self._requests_saved = self._ranked_now = False
+        self._tokens_waiting = self._next_end_s = None
 
     def _save(self, r: Request) -> None:
         self.undo.append((_restore_fields, (r, [getattr(r, f) for f in _SAVED], r.block_ids, len(r.block_ids), r.draft_token_ids)))
@@ -244,6 +273,15 @@ class Scheduler:
         if not self._queues_saved:
             self._queues_saved = True
             self.undo.append((self._restore_queues, (self.waiting.copy(), self.running.copy())))
+
+    def _save_requests(self) -> None:
+        """Keeps all requests in their order, before the first of them leaves: put back one by one they would stand in another."""
+        if not self._requests_saved:
+            self._requests_saved = True
+            self.undo.append((self._restore_requests, (self.requests.copy(),)))
+
+    def _restore_requests(self, requests: dict[str, Request]) -> None:
+        self.requests = requests
 
     def _restore_queues(self, waiting: list[Request], running: list[Request]) -> None:
         self.waiting[:] = waiting
@@ -260,10 +298,13 @@ class Scheduler:
     def _enqueue(self, r: Request, now_s: float) -> int:
         r.rank = rank_of(self.policy, self._ranked_as(r), now_s)
         try:
-            insort(self.waiting, r, key=self._queue_key)
+            key = self._queue_key(r)
+            last = not self.waiting or not key < self._queue_key(self.waiting[-1])
+            place = len(self.waiting) if last else bisect_right(self.waiting, key, key=self._queue_key)
         except TypeError as e:
             raise PolicyError(f"policy {self.policy.name}: the rank {r.rank!r} of request {r.request_id} doesn't compare with the others' ({e})") from None
-        return self.waiting.index(r)
+        self.waiting.insert(place, r)
+        return place
 
     def _ranked_as(self, r: Request) -> Request:
         """Beams of one request stand side by side in the queue, as their sequence 0 ranks: so the search whose beam is its head is never behind one that it waits for."""
@@ -347,19 +388,37 @@ class Scheduler:
 
     def _expire(self, now_s: float) -> None:
         """Ends requests whose time is up, in order of arrival; their blocks come back before anything is decided."""
-        timeout, shed = self.config.timeout_s, self.config.shed_after_s
+        if self._next_end_s is not None and now_s < self._next_end_s:
+            return
         late: list[tuple[Request, str]] = []
+        next_end = math.inf
         for r in self.requests.values():
             if r.status is Status.FINISHED:
                 continue
-            if r.spec.deadline_s is not None and now_s >= r.spec.deadline_s:
-                late.append((r, "deadline"))
-            elif timeout and now_s - r.arrival_s >= timeout:
-                late.append((r, "timeout"))
-            elif shed and r.status is Status.WAITING and now_s - r.arrival_s >= shed:
-                late.append((r, "shed"))
+            end_s, reason = self._end_of(r, now_s)
+            if reason:
+                late.append((r, reason))
+            else:
+                next_end = min(next_end, end_s)
+        self._next_end_s = next_end
         for r, reason in late:
             self.abort(r.request_id, reason)
+
+    def _end_of(self, r: Request, now_s: float = -math.inf) -> tuple[float, str]:
+        """A moment before which the request's time is not up (inf: it never is), and why its time is up at `now_s` ('': it is not)."""
+        timeout, shed, deadline = self.config.timeout_s, self.config.shed_after_s, r.spec.deadline_s
+        if not (timeout or shed or deadline is not None):
+            return math.inf, ""
+        if deadline is not None and now_s >= deadline:
+            return now_s, "deadline"
+        if timeout and now_s - r.arrival_s >= timeout:
+            return now_s, "timeout"
+        sheds = shed and r.status is Status.WAITING
+        if sheds and now_s - r.arrival_s >= shed:
+            return now_s, "shed"
+        waits = min(timeout or math.inf, shed if sheds else math.inf)
+        end_s = min(math.inf if deadline is None else deadline, r.arrival_s + waits)
+        return end_s - 1e-9 * (1 + abs(end_s)) if end_s < math.inf else end_s, ""  # a little early: `now - arrival` is rounded otherwise than `arrival + wait`
 
     def _adapt_ratio(self) -> None:
         """SGLang's estimate after a decode step: a little lower each time; after a retraction, from what those that stay have decoded."""
@@ -930,9 +989,9 @@ class Scheduler:
         if not held or (len(held) < len(self.running) and not force):
             return
         self._save_queues()
+        self._save_requests()
         for r in held:
             self._save(r)
-            self.undo.append((self._undo_forget, (r,)))
         self.journal.append(ev.SeatsFreed([r.request_id for r in held]))
         for r in held:
             r.seat_held = False
@@ -942,12 +1001,10 @@ class Scheduler:
             del self.requests[r.request_id]
         self.running = [r for r in self.running if r.status is Status.RUNNING]
 
-    def _undo_forget(self, r: Request) -> None:
-        self.requests[r.request_id] = r
-
     def forget_ranks(self) -> None:
-        """The queue's order stands, but by which ranks is not known: the next step ranks it again."""
+        """The queue's order stands, but by which ranks is not known, nor whose time is up next: the next step looks again."""
         self._ranked_by, self._ranked_now = None, False
+        self._next_end_s = None
 
     def carry(self) -> dict[str, Any]:
         """What the next step builds on and no event tells, where it differs from the start's."""
@@ -1086,12 +1143,15 @@ class Scheduler:
         self.journal.clear()
         self.undo.clear()
         self._shares = []
+        self._next_end_s = None
 
-    def digest(self) -> str:
-        """sha256 of the control plane, times excluded: equal digests, equal futures."""
+    def digest(self, form: int = DIGEST_FORM) -> str:
+        """sha256 of the control plane, times excluded: equal digests, equal futures. `form`: see DIGEST_FORM."""
         plain = self.snapshot()
         for d in plain["requests"].values():
             del d["arrival_s"]
+        if form > 1:
+            plain["order"] = list(plain["requests"])
         return sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

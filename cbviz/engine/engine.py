@@ -17,7 +17,7 @@ from cbviz import events as ev
 from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
 from cbviz.core import beam, replay
 from cbviz.core.policy import check_victim, get_policy
-from cbviz.core.scheduler import Scheduler
+from cbviz.core.scheduler import DIGEST_FORM, Scheduler
 from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts
@@ -39,6 +39,8 @@ class Engine:
         self.now_s = 0.0
         self.inputs: list[dict[str, Any]] = []
         """What the user asked for since the last step, in order; taken at the start of the next."""
+        self._plan = config, self.inputs, 0, config
+        """What `_planned` found last: from which config and inputs, how many of them, and the result."""
         self._by_time: list[_Pending] = []
         self._by_step: list[_Pending] = []
         """Requests still to arrive, the next one last; ties arrive in the order in which they were given."""
@@ -131,10 +133,13 @@ class Engine:
 
     def _planned(self) -> EngineConfig:
         """The config as the inputs before the next step will have it."""
-        planned = self.config
-        for i in self.inputs:
+        base, inputs, seen, planned = self._plan
+        if base is not self.config or inputs is not self.inputs or seen > len(inputs):
+            seen, planned = 0, self.config
+        for i in self.inputs[seen:]:
             if i["op"] == "configure":
                 planned = planned.changed(**i["changes"])
+        self._plan = self.config, self.inputs, len(self.inputs), planned
         return planned
 
     def _refuses_beams(self, spec: RequestSpec, c: EngineConfig) -> str:
@@ -315,10 +320,8 @@ class Engine:
 
     def apply(self, record: StepRecord) -> None:
         """Does a recorded step again from its record alone: asks no policy, runner or clock. Leaves the KV to `sync`. Raises ReplayError."""
-        specs = {i for x in record.arrivals for i in sequence_ids(x)}
-        self._by_time = [x for x in self._by_time if x[2].request_id not in specs]
-        self._by_step = [x for x in self._by_step if x[2].request_id not in specs]
-        self._known |= specs
+        self._forget_pending({x.request_id for x in record.arrivals} - {i["request_id"] for i in record.inputs if i["op"] == "add"})
+        self._known.update(i for x in record.arrivals for i in sequence_ids(x))
         changes: dict[str, Any] = {}
         for i in record.inputs:
             if i["op"] == "configure":
@@ -327,6 +330,15 @@ class Engine:
         self.inputs, self._done = [], []
         self.now_s = record.t1_s
         self._idle = not record.chunks and not record.arrivals and not record.inputs
+
+    def _forget_pending(self, arrived: set[str]) -> None:
+        """These are no longer to arrive. Nearly always they are the next ones; else all are looked through."""
+        for pending in (self._by_time, self._by_step):
+            while pending and pending[-1][2].request_id in arrived:
+                arrived.discard(pending.pop()[2].request_id)
+        if arrived:
+            self._by_time = [x for x in self._by_time if x[2].request_id not in arrived]
+            self._by_step = [x for x in self._by_step if x[2].request_id not in arrived]
 
     def _distrust(self, damaged: set[int]) -> None:
         """Blocks that a failed pass was writing. One may be held: by a request that was preempted in the step which has been taken back."""
@@ -348,33 +360,30 @@ class Engine:
             self.runner.sync(tables, tokens)
 
     def _deliver(self) -> tuple[float, list[RequestSpec], list[dict[str, Any]]]:
-        """Takes the user's inputs and the arrivals that are due. An engine with nothing to do jumps to the next arrival. Returns (t0, arrivals, inputs)."""
+        """Takes the user's inputs and the arrivals that are due. An engine with nothing to do jumps to the next arrival. Returns (t0, arrivals, inputs).
+
+        Configuration comes first, then aborts, then arrivals: those that the user added, then the workload's. So an arrival that cannot be ranked
+        never keeps another policy, or the end of the request that the policy fails on, from getting through.
+        """
         s, step = self.scheduler, self.scheduler.step + 1
         t0 = self.now_s
         inputs, self.inputs = self.inputs, []
+        self._reconfigure([i["changes"] for i in inputs if i["op"] == "configure"])
+        added = {i["spec"].request_id: i["spec"] for i in inputs if i["op"] == "add"}
         waits = s.has_unfinished and not self._idle
-        if not (waits or self._by_step or any(i["op"] == "add" for i in inputs)) and self._by_time:
+        if not (waits or self._by_step or added) and self._by_time:
             t0 = max(t0, self._by_time[-1][0])
         _take_due(self._by_time, t0, self._arriving[0])
         _take_due(self._by_step, step, self._arriving[1])
-        arrivals = [x[2] for x in (*self._arriving[0], *self._arriving[1])]
-        taken: list[RequestSpec] = []
-        for i in inputs:
-            if i["op"] == "add":
-                taken.append(i["spec"])
-                s.add(i["spec"], t0)
-            elif i["op"] == "abort":
-                if not s.abort(i["request_id"]):
-                    pending = [x for x in arrivals if x.request_id == i["request_id"]] or [x[2] for x in (*self._by_time, *self._by_step) if x[2].request_id == i["request_id"]]
-                    if pending:
-                        arrivals = [x for x in arrivals if x is not pending[0]]
-                        self._by_time = [x for x in self._by_time if x[2] is not pending[0]]
-                        self._by_step = [x for x in self._by_step if x[2] is not pending[0]]
-                        s.journal.append(ev.Refused(pending[0].request_id, "aborted before it arrived"))
-                        taken += pending
-            else:
-                self._reconfigure(i["changes"])
-        for spec in arrivals:
+        due = [x[2] for x in (*self._arriving[0], *self._arriving[1])]
+        aborted = {i["request_id"]: None for i in inputs if i["op"] == "abort"}
+        dropped = self._drop(aborted, due)
+        taken = [*added.values(), *dropped.values()]
+        for spec in added.values():
+            s.add(spec, t0, leaving=spec.request_id in aborted)
+        for spec in due:
+            if spec.request_id in dropped:
+                continue
             try:
                 self.check_request(spec)
             except RequestError as e:
@@ -384,13 +393,31 @@ class Engine:
             taken.append(spec)
         return t0, taken, [_plain_input(i) for i in inputs]
 
-    def _reconfigure(self, changes: dict[str, Any]) -> None:
+    def _drop(self, aborted: Iterable[str], due: list[RequestSpec]) -> dict[str, RequestSpec]:
+        """Ends the aborted requests. Returns those of the workload that have not arrived yet, in this step or a later one: they never will."""
         s = self.scheduler
-        for name, new in changes.items():
-            old = getattr(s.config, name)
-            if old != new:
-                s.journal.append(ev.Configured(name, "" if old is None else str(old), "" if new is None else str(new)))
-        s.configure(s.config.replace(**changes))
+        unknown = [rid for rid in aborted if not s.abort(rid)]
+        if not unknown:
+            return {}
+        pending = {x.request_id: x for x in (*due, *(x[2] for x in (*self._by_time, *self._by_step)))}
+        dropped = {rid: pending[rid] for rid in unknown if rid in pending}
+        self._by_time = [x for x in self._by_time if x[2].request_id not in dropped]
+        self._by_step = [x for x in self._by_step if x[2].request_id not in dropped]
+        s.journal.extend(ev.Refused(rid, "aborted before it arrived") for rid in dropped)
+        return dropped
+
+    def _reconfigure(self, changes: list[dict[str, Any]]) -> None:
+        """Turns the knobs, all at once: a setting that fails can be replaced by a later input."""
+        s = self.scheduler
+        config = s.config
+        for some in changes:
+            for name, new in some.items():
+                old = getattr(config, name)
+                if old != new:
+                    s.journal.append(ev.Configured(name, "" if old is None else str(old), "" if new is None else str(new)))
+            config = config.replace(**some)
+        if changes:
+            s.configure(config)
 
     # plain data ---------------------------------------------------------------------------------------------------------
 
@@ -424,10 +451,10 @@ class Engine:
         self._kv_stale, self._kv_doubtful = False, True  # blocks that nobody holds were not looked at
         return num
 
-    def digest(self) -> str:
-        """sha256 of the control plane and of what is still to come, times excluded."""
+    def digest(self, form: int = DIGEST_FORM) -> str:
+        """sha256 of the control plane and of what is still to come, times excluded. `form`: see DIGEST_FORM."""
         rest = msgspec.json.encode([self.pending_ids, self._idle])
-        return sha256(self.scheduler.digest().encode() + rest).hexdigest()
+        return sha256(self.scheduler.digest(form).encode() + rest).hexdigest()
 
 
 _Pending = tuple[float, int, RequestSpec]

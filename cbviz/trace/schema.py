@@ -57,6 +57,8 @@ class Keyframe(msgspec.Struct, tag_field="type", tag="keyframe"):
     step: int
     digest: str
     state: dict[str, Any]
+    form: int = 1
+    """Which form the digest has (`core.scheduler.DIGEST_FORM`): from 2 on it covers the order of the requests."""
 
 
 class StepLine(StepRecord, tag_field="type", tag="step"):

@@ -131,6 +131,8 @@ class State:
         """Blocks changed since a reader last cleared this set (for incremental drawing)."""
         self.changed: set[int] = set()
         """Indices of requests changed since a reader last cleared this set."""
+        self.arriving: dict[str, RequestSpec] = {}
+        """Specs of the requests that came before the step that is being folded, by id."""
 
     def outputs(self, request_id: str) -> list[list[int]]:
         """The output token ids of all the request's sequences (`n` > 1), its own first; of beams the best first."""
@@ -228,6 +230,7 @@ class State:
     def apply(self, record: StepRecord, upto: int | None = None) -> None:
         """Folds one record into this state; with `upto`, only its first events, and the state then stands inside the step."""
         self.event = None
+        self.arriving = {x.request_id: x for x in record.arrivals}
         for i, e in enumerate(record.events):
             if upto is not None and i >= upto:
                 self.step, self.event = record.step, upto
@@ -239,6 +242,7 @@ class State:
 
     def apply_each(self, record: StepRecord) -> Iterator[None]:
         """Folds one record as `apply` does, and pauses after each event and once more when the step has ended."""
+        self.arriving = {x.request_id: x for x in record.arrivals}
         for i, e in enumerate(record.events):
             _FOLD[type(e)](self, e, record)
             self.step, self.event = record.step, i + 1
@@ -293,9 +297,7 @@ class State:
 def _arrived(s: State, e: ev.Arrived, record: StepRecord) -> None:
     r = RequestState(e.request_id, len(s.by_index), e.num_prompt_tokens, e.max_tokens)
     r.arrival_s, r.arrival_step, r.priority = e.arrival_s, record.step, e.priority
-    for spec in record.arrivals:
-        if spec.request_id == e.request_id:
-            r.spec = spec
+    r.spec = s.arriving.get(e.request_id)
     s.requests[e.request_id] = r
     s.by_index.append(r)
     s.waiting.insert(e.position, e.request_id)
@@ -305,7 +307,7 @@ def _arrived(s: State, e: ev.Arrived, record: StepRecord) -> None:
 def _refused(s: State, e: ev.Refused, record: StepRecord) -> None:
     if e.request_id in s.requests:
         return  # refused because its id is taken: the one that has it goes on
-    spec = next((x for x in record.arrivals if x.request_id == e.request_id), None)
+    spec = s.arriving.get(e.request_id)
     r = RequestState(e.request_id, len(s.by_index), len(spec.prompt_token_ids) if spec else 0, spec.max_tokens if spec else 0)
     r.spec, r.status, r.code, r.finish_reason = spec, "refused", CODE["aborted"], "refused: " + e.reason
     r.arrival_step = r.finish_step = record.step
@@ -535,10 +537,11 @@ def _seat_held(s: State, e: ev.SeatHeld, record: StepRecord) -> None:
 
 
 def _seats_freed(s: State, e: ev.SeatsFreed, record: StepRecord) -> None:
+    ran = any(isinstance(x, ev.Executed) for x in record.events[: record.events.index(e)])
     for rid in e.request_ids:
         r = s.requests[rid]
         r.seat_held = False
-        if record.step > r.finish_step and any(isinstance(x, ev.Executed) for x in record.events[: record.events.index(e)]):
+        if ran and record.step > r.finish_step:
             r.code = CODE["held"]  # while the step ran the seat was still taken; `state` says what it is now
         else:
             r.code = CODE["finished"] if r.finish_reason in NORMAL_ENDS else CODE["aborted"]
