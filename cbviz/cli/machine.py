@@ -17,6 +17,10 @@ Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port; by default a free one from 8866 on.", show_default=False)]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Don't open a browser.")]
 
+Token = Annotated[str | None, typer.Option(
+    envvar="CBVIZ_TOKEN", show_envvar=False, show_default=False,
+    help="The token in the link, to choose one for a class; by default a new one. Also $CBVIZ_TOKEN, which other users of the machine cannot read.")]
+
 
 @plain_errors
 def explore(
@@ -27,6 +31,10 @@ def explore(
     host: Host = "127.0.0.1",
     port: Port = None,
     no_browser: NoBrowser = False,
+    token: Token = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Ask for no token: on this machine alone, without --allow-code.")] = False,
+    base_url: Annotated[str, typer.Option(help="Where a proxy shows the server: a path (/class/) or a whole address (https://uni.example/class/).")] = "/",
+    max_pages: Annotated[int | None, typer.Option(show_default=False, help="The most pages at a time; by default what the free memory holds.")] = None,
 ) -> None:
     """The explorer as a dashboard in the browser."""
     from cbviz import recordings
@@ -35,13 +43,15 @@ def explore(
 
     if light and model is not None:
         raise ConfigError("--light and --model are given both: light mode has no model, choose one")
+    if no_token and token:
+        raise ConfigError("--no-token and --token are given both: choose one")
     model = "tape" if light else model
     if model == "tape" and scenario is not None:
         recordings.check(scenario)
     if scenario is not None:
         check(scenario)
-        scenario = scenario if not Path(scenario).is_file() else str(Path(scenario).resolve())
-    raise SystemExit(serve.explore(scenario, model, allow_code=allow_code, host=host, port=port, browser=not no_browser))
+    raise SystemExit(serve.explore(scenario, model, allow_code=allow_code, host=host, port=port, browser=not no_browser,
+                                   token="" if no_token else token or None, base_url=base_url, max_pages=max_pages))
 
 
 @plain_errors

@@ -1,0 +1,261 @@
+"""Voilà as the explorer needs it: behind a guard, with bounded sizes, and with headers that let a page load from here alone.
+
+What reaches a kernel beside Voilà's own variables (QUERY_STRING and others):
+
+* CBVIZ_BROWSER: a hash that stands for the browser which opened the page, the same for all its pages and after a restart of the server.
+* CBVIZ_ALONE: 1 if only this machine can reach the server (loopback, no public address), else 0.
+
+Both are absent in JupyterLab and where Voilà runs as an extension (Binder, JupyterHub): there a server belongs to one user.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import sys
+from typing import Any
+
+from tornado import httputil, netutil
+from tornado.httpserver import HTTPServer
+from tornado.ioloop import IOLoop
+from tornado.web import Application, OutputTransform, RequestHandler
+from traitlets import Integer, Unicode
+from voila.app import Voila
+from voila.tornado.handler import TornadoVoilaHandler
+from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
+
+from cbviz.app.server.guard import Guard, Refusal, Visitor, is_wildcard
+from cbviz.app.server.kernels import BROWSER_HEADER, PAGE_MESSAGES, RETRY_AFTER_S, Full, PageKernels
+from cbviz.app.server.sockets import CheckedConnection, PageSocket
+
+MOST_HEADER_BYTES = 32 << 10
+MOST_BODY_BYTES = 1 << 20
+IDLE_S = 60.0
+"""A connection without a request, or with half of one, is closed after so long."""
+MOST_CONNECTIONS = 400
+"""Open connections; with more, those that never passed the guard are closed, the oldest first."""
+
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self' blob: 'unsafe-inline' 'unsafe-eval'",
+    "style-src": "'self' 'unsafe-inline'",
+    "img-src": "'self' data: blob:",
+    "font-src": "'self' data:",
+    "connect-src": "'self'",
+    "worker-src": "'self' blob:",
+    "frame-ancestors": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'self'",
+}
+"""The content security policy. No script from data: ours are files of the server, or modules that the widget makes (`blob:`)."""
+
+
+class PageHandler(TornadoVoilaHandler):
+    """A page. Says in words when there is no room; ends its kernel if the visitor leaves before the page is there."""
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.xsrf_token  # noqa: B018  # reading it sets the cookie that Voilà's script wants when a page is left
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = (kwargs.get("exc_info") or (None, None))[1]
+        if isinstance(error, Full):
+            pages = "One page is" if error.most == 1 else f"{error.most} pages are"
+            _answer(self, Refusal(503, f"{pages} open, as many as this server has room for. Close one that you don't need, then reload this page. "
+                                       "The server's owner can allow more with --max-pages.", RETRY_AFTER_S))
+            return
+        super().write_error(status_code, **kwargs)
+
+
+class _Refuse(RequestHandler):
+    """Answers for the guard."""
+
+    def initialize(self, answer: Refusal | Visitor) -> None:
+        self._given = answer
+
+    def prepare(self) -> None:
+        if isinstance(self._given, Refusal):
+            _answer(self, self._given)
+        else:
+            self.redirect(self._given.forward_to or "/")
+
+    def check_xsrf_cookie(self) -> None:
+        """Nothing is done here that another site could want."""
+
+
+def _answer(handler: RequestHandler, refusal: Refusal) -> None:
+    """A short page that needs no script."""
+    handler.set_status(refusal.status)
+    handler.set_header("Content-Type", "text/html; charset=utf-8")
+    handler.set_header("Cache-Control", "no-store")
+    if refusal.retry_after_s is not None:
+        handler.set_header("Retry-After", str(refusal.retry_after_s))
+    title = "The server is full" if refusal.status == 503 else "Not here"
+    handler.finish(f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'><title>{title} - cbviz</title>"
+                   f"<style>body{{font:16px system-ui,sans-serif;max-width:36em;margin:4em auto;padding:0 1em;color-scheme:light dark}}</style>"
+                   f"<h1>{title}</h1><p>{html.escape(refusal.text)}</p></html>\n")
+
+
+def _visitor(request: httputil.HTTPServerRequest) -> Visitor | None:
+    return request.__dict__.get("cbviz_visitor")
+
+
+class _Headers(OutputTransform):
+    """Gives each answer, of whatever handler, the headers that protect a page."""
+
+    def __init__(self, request: httputil.HTTPServerRequest) -> None:
+        self._request = request
+
+    def transform_first_chunk(self, status_code: int, headers: httputil.HTTPHeaders, chunk: bytes, finishing: bool) -> tuple[int, httputil.HTTPHeaders, bytes]:
+        host = self._request.host
+        policy = {**POLICY, "connect-src": f"'self' ws://{host} wss://{host}"} if '"' not in host and ";" not in host else POLICY
+        headers["Content-Security-Policy"] = "; ".join(f"{k} {v}" for k, v in policy.items())
+        headers["X-Frame-Options"] = "SAMEORIGIN"
+        headers["Referrer-Policy"] = "same-origin"
+        headers["X-Content-Type-Options"] = "nosniff"
+        headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        visitor = _visitor(self._request)
+        if visitor is not None and visitor.cookie is not None:
+            headers.add("Set-Cookie", visitor.cookie)
+        return status_code, headers, chunk
+
+
+class GuardedRouter(httputil.HTTPServerConnectionDelegate):
+    """Stands before the application: no handler sees a request that the guard did not let in."""
+
+    def __init__(self, guard: Guard, application: Application) -> None:
+        self._guard = guard
+        self._application = application
+
+    def start_request(self, server_conn: object, request_conn: httputil.HTTPConnection) -> httputil.HTTPMessageDelegate:
+        return _GuardedRequest(self._guard, self._application, request_conn)
+
+
+class _GuardedRequest(httputil.HTTPMessageDelegate):
+    """One request: the guard looks at its headers, then the application's own delegate takes over."""
+
+    def __init__(self, guard: Guard, application: Application, connection: httputil.HTTPConnection) -> None:
+        self._guard = guard
+        self._application = application
+        self._connection = connection
+        self._delegate: httputil.HTTPMessageDelegate | None = None
+
+    def headers_received(self, start_line: Any, headers: httputil.HTTPHeaders) -> Any:
+        headers.pop(BROWSER_HEADER, None)
+        line = start_line._replace(path=under(self._guard.base_url, start_line.path))
+        request = httputil.HTTPServerRequest(connection=self._connection, start_line=line, headers=headers)
+        answer = self._guard.check(request)
+        if isinstance(answer, Refusal) or answer.forward_to is not None:
+            self._delegate = self._application.get_handler_delegate(request, _Refuse, {"answer": answer})
+        else:
+            headers[BROWSER_HEADER] = answer.browser
+            stream = getattr(self._connection, "stream", None)
+            if stream is not None:
+                stream.cbviz_known = True
+            self._delegate = self._application.find_handler(request)
+        if isinstance(answer, Visitor):
+            request.__dict__["cbviz_visitor"] = answer
+        return self._delegate.headers_received(line, headers)
+
+    def data_received(self, chunk: bytes) -> Any:
+        return self._delegate.data_received(chunk) if self._delegate is not None else None
+
+    def finish(self) -> None:
+        if self._delegate is not None:
+            self._delegate.finish()
+
+    def on_connection_close(self) -> None:
+        if self._delegate is not None:
+            self._delegate.on_connection_close()
+
+
+def under(base_url: str, uri: str) -> str:
+    """`uri` below `base_url`: a proxy may have taken that path away, or passed it on."""
+    path, mark, query = uri.partition("?")
+    path = "/" + path.lstrip("/\\")
+    if not (path + "/").startswith(base_url):
+        path = base_url + path[1:]
+    return path + mark + query
+
+
+class BoundedServer(HTTPServer):
+    """Closes connections that never passed the guard, the oldest first, when there are too many."""
+
+    def initialize(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize(*args, **kwargs)
+        self._streams: dict[Any, None] = {}
+
+    def handle_stream(self, stream: Any, address: Any) -> None:
+        for old in [s for s in self._streams if s.closed()]:
+            del self._streams[old]
+        if len(self._streams) >= MOST_CONNECTIONS:
+            strangers = (s for s in self._streams if not getattr(s, "cbviz_known", False))
+            if (old := next(strangers, None)) is None:
+                stream.close()
+                return
+            del self._streams[old]
+            old.close()
+        self._streams[stream] = None
+        super().handle_stream(stream, address)
+
+
+class ExplorerServer(Voila):
+    """Voilà with the guard. The token comes from the environment (CBVIZ_TOKEN), where other users of the machine cannot read it."""
+
+    public = Unicode("", config=True, help="Scheme and host that users see, if a proxy stands in front.")
+    max_pages = Integer(0, config=True, help="The most pages at a time; 0: no limit.")
+    aliases = {**Voila.aliases, "max_pages": "ExplorerServer.max_pages"}
+
+    def initialize(self, argv: Any = None) -> None:
+        self._token = os.environ.pop("CBVIZ_TOKEN", "")
+        super().initialize(argv)
+
+    @property
+    def guard(self) -> Guard:
+        return Guard(self.ip, self.port, self.base_url, self._token, self.public, owner=self.kernel_manager.owner)
+
+    def init_settings(self) -> dict[str, Any]:
+        v = self.voila_configuration
+        v.multi_kernel_manager_class = PageKernels
+        v.http_header_envs = [*v.http_header_envs, BROWSER_HEADER]
+        v.allow_template_override = "NO"
+        self.kernel_websocket_connection_class = CheckedConnection
+        os.environ["CBVIZ_ALONE"] = "1" if Guard(self.ip, self.port, public=self.public).alone else "0"
+        settings: dict[str, Any] = super().init_settings()
+        self.kernel_manager.max_pages = self.max_pages
+        self.kernel_manager.allowed_message_types = list(PAGE_MESSAGES)
+        return {**settings, "log_function": lambda handler: None, "xsrf_cookie_kwargs": {"samesite": "Lax", "path": self.base_url}}
+
+    def init_handlers(self) -> list[Any]:
+        ours = {TornadoVoilaHandler: PageHandler, VoilaKernelWebsocketHandler: PageSocket}
+        return [(h[0], ours.get(h[1], h[1]), *h[2:]) for h in super().init_handlers()]
+
+    def listen(self) -> None:
+        """Listens on the port that was asked for, and on no other: its address has been told already."""
+        self.app.add_transform(_Headers)
+        server = BoundedServer(GuardedRouter(self.guard, self.app), max_header_size=MOST_HEADER_BYTES, max_body_size=MOST_BODY_BYTES,
+                               max_buffer_size=4 * MOST_BODY_BYTES, idle_connection_timeout=IDLE_S, body_timeout=IDLE_S)
+        try:
+            server.add_sockets(bind(self.ip, self.port))
+        except OSError as e:
+            self.stop()
+            sys.exit(f"port {self.port} on {self.ip} can't be used: {e.strerror or e}. Choose another with --port.")
+        self.ioloop = IOLoop.current()
+        try:
+            self.ioloop.start()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.stop()
+
+
+def bind(host: str, port: int) -> list[Any]:
+    """Sockets on `host`; for `::` on IPv4 too, where the machine has it. Raises OSError."""
+    sockets = netutil.bind_sockets(port, host)
+    if is_wildcard(host) and ":" in host:
+        try:
+            sockets += netutil.bind_sockets(port, "0.0.0.0")
+        except OSError:
+            pass
+    return sockets
