@@ -12,7 +12,7 @@ from pathlib import Path
 
 STATIC = Path(__file__).parent / "static"
 
-_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w.]+)";[^\n]*\n', re.M)
+_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./-]+)";[^\n]*\n', re.M)
 _EXPORT = re.compile(r"^export (?=(async )?(function|const|class|let)\b)", re.M)
 
 LOADER = """
@@ -34,24 +34,24 @@ def link(entry: str = "app.js", folder: Path = STATIC) -> str:
 
     All share one scope, so a name is defined once; `node --check` on the result finds a clash. Imports stand on one line and name no default.
     """
-    done: list[str] = []
+    done: list[Path] = []
     out: list[str] = []
 
-    def visit(name: str) -> None:
-        if name in done:
+    def visit(path: Path) -> None:
+        if path in done:
             return
-        done.append(name)
-        source = (folder / name).read_text("utf-8")
+        done.append(path)
+        source = path.read_text("utf-8")
         aliases = ""
         for m in _IMPORT.finditer(source):
-            visit(m.group(2))
+            visit((path.parent / m.group(2)).resolve())
             for item in m.group(1).split(","):
                 if " as " in item:
                     old, new = item.split(" as ")
                     aliases += f"const {new.strip()} = {old.strip()};\n"
-        out.append(f"// --- {name}\n{aliases}{_EXPORT.sub('', _IMPORT.sub('', source))}")
+        out.append(f"// --- {path.name}\n{aliases}{_EXPORT.sub('', _IMPORT.sub('', source))}")
 
-    visit(entry)
+    visit((folder / entry).resolve())
     return "".join(out)
 
 

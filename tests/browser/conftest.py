@@ -173,20 +173,20 @@ def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Add
 
 
 @contextmanager
-def lab_server(root: Path, cache: Path, folder: Path) -> Iterator[str]:
+def lab_server(root: Path, cache: Path, folder: Path) -> Iterator[Address]:
     """A JupyterLab on `root` without a token; its settings and log lie in `folder`. Yields its address."""
     port = a_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--IdentityProvider.token=",
                f"--ServerApp.root_dir={root}",
                "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     env = serve.environment(CBVIZ_CACHE=str(cache), JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"), JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"))
-    url = f"http://127.0.0.1:{port}/"
-    with serving(command, env, url, folder / "log"):
+    url = Address(f"http://127.0.0.1:{port}/")
+    with serving(command, env, url, folder / "log") as url.pid:
         yield url
 
 
 @pytest.fixture(scope="session")
-def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     """The address of a JupyterLab whose folder holds the explorer's notebook, as `explorer.ipynb` (simulated) and `real.ipynb`."""
     folder = tmp_path_factory.mktemp("lab")
     root = folder / "root"

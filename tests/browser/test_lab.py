@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import Tab, assert_drawn, newest_run
+from tests.browser.conftest import Address, Tab, assert_drawn, kernels, newest_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
 Open = Callable[..., Tab]
@@ -91,3 +91,36 @@ def test_the_real_model(lab: str, cache: Path, open_tab: Open) -> None:
     assert trace.header.runner == "torch"
     assert_drawn(tab.state(), trace)
     assert tab.page.evaluate("cbviz.text('r1')") == "".join(trace.state(30).requests["r1"].output_texts)
+
+
+@pytest.mark.parametrize("how", ["restarted", "killed"])
+def test_a_widget_whose_kernel_is_gone_says_so_and_is_off_until_its_cell_runs_again(lab: Address, open_tab: Open, how: str) -> None:
+    tab = run_notebook(open_tab, lab, "explorer.ipynb")
+    page = tab.page
+    tab.step(5)
+    assert not page.locator(".cb-kernelbar").is_visible()
+    page.select_option(".cb-speed", "10")
+    page.click(".cb-play")
+    page.wait_for_function("cbviz.state().step > 7")
+    if how == "restarted":
+        page.evaluate("void window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    else:
+        kernel = page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.id")
+        (mine,) = (p for p in kernels(lab) if kernel in " ".join(p.cmdline()))
+        mine.kill()
+    page.wait_for_selector(".cb-kernelbar:visible")
+    assert "has ended" in page.inner_text(".cb-kernelbar")
+    assert "Run the cell again" in page.inner_text(".cb-kernelbar")
+    for name in ("step", "play", "pause", "back", "reset", "end", "save", "add", "apply", "fork", "break", "scrub", "speed"):
+        assert page.locator(f".cb-{name}").first.is_disabled(), name
+    assert page.locator(".cb-root.cb-playing").count() == 0
+    stood = tab.state()["step"]
+    page.locator(".cb-timeline .cb-frame").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press(" ")
+    page.locator(".cb-queue .cb-chip, .cb-tokens .cb-chip").first.click()  # the last picture can still be looked at
+    assert tab.state()["selected"]
+    assert tab.state()["step"] == stood
+    page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.wait_for_function("!document.querySelector('.cb-kernelbar:not([hidden])') && cbviz.state() && cbviz.state().step === 0")
+    tab.step(2)

@@ -22,6 +22,7 @@ import { AccountPanel } from "./account.js";
 import { ExpertPanel } from "./experts.js";
 import { Presenter, PolicyBox } from "./classroom.js";
 import { Notices, watchLeaving } from "./notices.js";
+import { KernelNotice } from "./ended.js";
 import { h, icon, ICON, setText, setAttr } from "./dom.js";
 const KEYS = [["Space", "play or pause"], ["→", "one step on (a recorded one, or a new one)"], ["←", "one step back"], [". and ,", "one event on or back, inside the step"], ["Home, End", "first or last recorded step"], ["↑ ↓", "in the timeline: the request above or below"], ["/", "to the prompt box"], ["Shift F, B, C", "fork here, breakpoints, compare"], ["Shift N, L", "on to the next stop, back to the last one"], ["Shift R", "rewind the engine to this step"], ["Shift A", "accounts in place of utilisation"], ["Shift X", "a mixture's experts in place of utilisation"], ["Shift U, I", "the roofline, or the inside of a step, in place of utilisation"], ["P", "large type for a projector, and back"], ["Esc", "drop the selection, close what is open"], ["?", "this list"]];
 const SPEEDS = [["1", "1 step/s"], ["2", "2 steps/s"], ["5", "5 steps/s"], ["10", "10 steps/s"], ["30", "30 steps/s"], ["0", "full speed"]];
@@ -29,7 +30,9 @@ const SPEEDS = [["1", "1 step/s"], ["2", "2 steps/s"], ["5", "5 steps/s"], ["10"
 export async function render({ model, el, Plotly }) {
   const app = { R: null, th: readTheme(el), sel: -1, why: null, metrics: null, account: null, stop: null, asked: null, popup: null, live: {}, frames: 0 };
   let policyBox = null, raf = 0, lastSeq = 0, ackDue = false, dead = false, views = null, domAt = 0, domTimer = 0, sumAt = 0, sumTimer = 0, sayTimer = 0, seekTo = null;
-  app.send = (cmd, more = {}) => model.send({ type: "cmd", cmd, ...more });
+  let kernelThere = true;
+  const post = (message) => { if (kernelThere) model.send(message); };
+  app.send = (cmd, more = {}) => post({ type: "cmd", cmd, ...more });
   app.dirty = () => { if (!raf && !dead) raf = requestAnimationFrame(flush); };
   app.numRequests = () => app.live.num_requests || 0;
 
@@ -82,6 +85,8 @@ export async function render({ model, el, Plotly }) {
   const words = { queue: new QueuePanel(panels.queue.body, app), table: new TablePanel(panels.table.body, app, panels.table.title, abort), why: new WhyPanel(panels.why.body, app, panels.why.title), metrics: new MetricsPanel(panels.metrics.body, app, panels.metrics.sub), tokens: new TextPanel(panels.tokens.body, app), batch: new BatchPanel(panels.batch.body, app, bar, panels.batch.sub), account: new AccountPanel(accountBody, app), host: new HostStrip(hostBody, app), experts: new ExpertPanel(expertBody, app), inside: new InsidePanel(insideBody, app) };
   const fork = new ForkForm(app, root, forkButton), menu = new BranchMenu(app, root, branchButton), breaks = new BreakMenu(app, root, breakButton), compare = words.compare = new ComparePanel(app, panels.compare.body); app.promptText = () => promptBox.text.value; app.promptAsked = () => promptBox.asked(); app.focus = () => root.focus({ preventScroll: true });
   const alone = words.alone = new AloneView(app, root, aloneButton);
+  const kernelNotice = new KernelNotice(model, root, (there) => { kernelThere = there; root.classList.remove("cb-playing"); });
+  header.before(kernelNotice.bar);
   el.classList.add("cb-host"); el.append(root); if (ownPage()) root.classList.add("cb-full");
 
   let big = null; app.isBig = (name) => big === name;
@@ -136,7 +141,7 @@ export async function render({ model, el, Plotly }) {
   }
   async function retheme() { if (dead) return; const th = readTheme(el); th.scale = presenter.scale; if (th.dark === app.th.dark && th.scale === app.th.scale && views) return; app.th = th; paintTheme(); if (views) await Promise.all([views.tv.f.retheme(th), views.bv.f.retheme(th), views.sv.f.retheme(th), views.rv.f.retheme(th)]); bar.dirty = true; paintWords(); app.dirty(); }
   const presenter = new Presenter(root, () => retheme(), ownPage()), unwatch = watchTheme(retheme); themeButton.before(presenter.button); app.th.scale = presenter.scale; paintTheme(); presenter.begin();
-  function ack() { if (!ackDue) return; ackDue = false; model.send({ type: "ack", seq: lastSeq }); }
+  function ack() { if (!ackDue) return; ackDue = false; post({ type: "ack", seq: lastSeq }); }
   function paintHead() {
     const R = app.R, L = app.live; if (L.title) { const t = L.title.join("  ·  "); setText(title, t); title.title = t; }
     if (!R) return; const c = R.bl.counts(), rate = R.rate(); if (c.reserved && !app.reserved) { app.reserved = true; legends(); } if (expertTab.hidden === !!R.mixture) { expertTab.hidden = !R.mixture; if (!R.mixture && mode === "experts") utilMode("experts"); }
@@ -204,13 +209,13 @@ export async function render({ model, el, Plotly }) {
   let placeTimer = 0; function place() { if (app.live.run === undefined || placeTimer) return; placeTimer = setTimeout(() => { placeTimer = 0; const u = new URL(location.href), R = app.R; if (app.live.run) u.searchParams.set("run", app.live.run); else u.searchParams.delete("run"); if (R && R.step < R.steps) u.searchParams.set("step", R.step); else u.searchParams.delete("step"); if (u.href !== location.href) history.replaceState(history.state, "", u); }, 250); }
   let chain = Promise.resolve();
   const onmsg = (m, bufs) => {
-    if (m.type === "here") return model.send({ type: "here", n: m.n });      // at once: the kernel asks whether this page is still there
+    if (m.type === "here") return post({ type: "here", n: m.n });      // at once: the kernel asks whether this page is still there
     chain = chain.then(() => {
     if (dead) return; if (m.type === "picture") { if (m.reset || app.R) return picture(m, bufs).then(place); } else if (m.type === "live") { liveUpdate(m); place(); } else if (m.type === "controls") controls.show(m); else if (m.type === "said") said(m); else if (m.type === "why") { app.why = m; if (app.R) { words.why.draw(); words.metrics.draw(); } } else if (m.type === "account") { app.account = m; if (app.R) words.account.draw(); } else if (m.type === "inside") { app.inside = m; if (app.R) words.inside.draw(); } else if (m.type === "family") family(m); else if (m.type === "forkform") fork.show(m); else if (m.type === "breaks") { breakButton.hidden = false; breaks.show(m); } else if (m.type === "stop") stopped(m); else if (m.type === "files") compare.saved(m); else if (m.type === "compared") compare.compared(m); else if (m.type === "comparedrun") compare.comparedRun(m, bufs); else if (m.type === "metrics") { app.metrics = m; if (app.R) words.metrics.draw(); } else if (m.type === "clear") controls.clear(); else if (m.type === "save") save(m, bufs); else if (m.type === "alone") alone.show(m);
-  }).catch((e) => { console.error(e); model.send({ type: "error", msg: String((e && e.stack) || e) }); }); };
+  }).catch((e) => { console.error(e); post({ type: "error", msg: String((e && e.stack) || e) }); }); };
   const seen = () => { ack(); if (!document.hidden) app.dirty(); }; document.addEventListener("visibilitychange", seen);
   model.on("msg:custom", onmsg); model.send({ type: "ready" });
-  const stay = ownPage() ? watchLeaving(model) : () => {};
+  const stay = ownPage() ? watchLeaving({ send: post }) : () => {};
 
   // For tests: what has been decoded and drawn, not what the kernel meant. A pending frame is painted first.
   const now = () => { if (raf) { cancelAnimationFrame(raf); flush(); } };
@@ -222,5 +227,5 @@ export async function render({ model, el, Plotly }) {
     },
     frames: () => app.frames, text: (id) => { const r = app.R.index.get(id); return app.R.out[r].text.slice(0, app.R.rows[r] ? app.R.rows[r].outputs : 0).join(""); }, idle: () => chain.then(now), app,
   };
-  return () => { dead = true; stay(); cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(sumTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); compare.destroy(); alone.destroy(); if (app.popup) app.popup.close(false); bar.ro.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); views.rv.destroy(); } words.inside.destroy(); root.remove(); };
+  return () => { dead = true; kernelNotice.destroy(); stay(); cancelAnimationFrame(raf); clearTimeout(domTimer); clearTimeout(sumTimer); clearTimeout(placeTimer); unwatch(); sizes.disconnect(); compare.destroy(); alone.destroy(); if (app.popup) app.popup.close(false); bar.ro.disconnect(); document.removeEventListener("visibilitychange", seen); document.removeEventListener("keydown", outer); model.off("msg:custom", onmsg); if (views) { views.tv.f.destroy(); views.bv.f.destroy(); views.sv.destroy(); views.rv.destroy(); } words.inside.destroy(); root.remove(); };
 }
