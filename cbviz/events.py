@@ -263,11 +263,15 @@ class BlockCached(Event):
 
 
 class Sampled(Event):
-    """The request got these tokens. `num_rejected` of its drafts were thrown away: the model chose other tokens, or the request had ended before them."""
+    """The request got these tokens. `num_rejected` of its drafts were thrown away: the model chose other tokens, or the request had ended before them.
+
+    `num_past_end` of the rejected are drafts of the second kind: the model chose them too, but the request ended at a token before them.
+    """
 
     request_id: str
     token_ids: list[int]
     num_rejected: int = 0
+    num_past_end: int = 0
 
 
 class Scored(Event):

@@ -181,7 +181,7 @@ class Session:
 
     @property
     def request_ids(self) -> list[str]:
-        """All requests ever added, those still to arrive included."""
+        """Ids of all requests ever added, those still to arrive included, and of the sequences forked from them."""
         seen = dict.fromkeys(r.request_id for r in self.trace.state().by_index)
         seen.update(dict.fromkeys(i["spec"].request_id for i in self.engine.inputs if i["op"] == "add"))
         seen.update(dict.fromkeys(self.engine.pending_ids))
@@ -189,7 +189,8 @@ class Session:
 
     @property
     def num_requests(self) -> int:
-        return len(self.request_ids)
+        """All requests ever added, those still to arrive included; each counts once, whatever the number of its sequences."""
+        return len(self.request_ids) - self.trace.state().num_forked
 
     @property
     def done(self) -> bool:

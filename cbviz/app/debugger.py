@@ -241,7 +241,7 @@ class Debugger:
         try:
             while self._finishing and p.session is s and await p.work(burst):
                 n = branch.num_requests
-                done = sum(r.finished for r in branch.trace.state().by_index)
+                done = branch.trace.state().num_ended
                 p.tell(loading=f"Running {branch.name}: step {len(branch.trace)}, {done} of {n} requests done", progress=done / n if n else -1)
         finally:
             self._finishing = False

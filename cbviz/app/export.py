@@ -88,7 +88,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
         "figures": {"names": names, "at": at, "clock": h.clock},
         "step": step,
         "title": [title, model, f"{h.device}, {h.clock}", str(h.config.get("discipline", "")), str(h.config.get("policy", ""))],
-        "num_requests": len(trace.state().by_index),
+        "num_requests": trace.state().num_requests,
         "buffers": [[name, len(b)] for name, b in zip([*first["b"], *own], [*buffers, *own.values()])],
     }
     text = json.dumps(head, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")

@@ -154,7 +154,7 @@ class Recording:
         self.workload_name = trace.header.workload
         self.model = trace.header.model
         self.runner_name = trace.header.runner
-        self.num_requests = len(trace.state().by_index)
+        self.num_requests = trace.state().num_requests
         self.breakpoints: list[Any] = []
         self.watches: list[Any] = []
         self._listeners: list[Callable[[str], None]] = []

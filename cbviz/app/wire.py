@@ -130,7 +130,7 @@ class Wire:
                     first = next(q for q in (*requests, *self._asked.values()) if q["id"] == e.request_id)
                     for child in e.child_ids:
                         self._index[child] = len(self._index)
-                        requests.append({**first, "id": child, "at": record.step})
+                        requests.append({**first, "id": child, "of": e.request_id})
                 elif isinstance(e, (ev.Arrived, ev.Refused)):
                     spec = prompts.get(e.request_id)
                     self._index[e.request_id] = len(self._index)

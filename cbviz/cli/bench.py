@@ -130,11 +130,18 @@ def record(
     count: Annotated[int, typer.Option(min=1, max=100_000, help="Random scenarios.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="The first scenario's seed.")] = 0,
     speculative: Annotated[bool, typer.Option("--speculative", help="With speculative decoding.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Instead, record vLLM's own metrics after each step of a few fixed workloads (docs/metrics.md).")] = False,
     vllm_python: VllmPython = None,
 ) -> None:
     """Record vLLM's own scheduler on random scenarios; `cbviz conform FOLDER` then holds ours against it."""
+    from cbviz.bench.metrics_record import WORKLOADS, record_metrics
     from cbviz.bench.record import record as play
 
+    if metrics:
+        with Bar("recording") as bar:
+            version = record_metrics(folder, vllm_python, bar.update)
+        print(f"metrics of vLLM {version} on {len(WORKLOADS)} workloads in {folder}")
+        return
     with Bar("recording") as bar:
         version = play(folder, count, seed, vllm_python, bar.update, speculative)
     print(f"{count} scenarios of vLLM {version} in {folder}; replay them with: cbviz conform {folder}")

@@ -235,7 +235,7 @@ def _compared_json(traces: dict[str, Trace], result: dict[str, Comparison]) -> d
 
 
 def _print_compared(traces: dict[str, Trace], result: dict[str, Comparison]) -> None:
-    from cbviz.trace.compare import metrics_table, text_table
+    from cbviz.trace.compare import metrics_table, text_table, whose_outputs
     from cbviz.trace.metrics import metrics
 
     base = next(iter(traces))
@@ -252,11 +252,11 @@ def _print_compared(traces: dict[str, Trace], result: dict[str, Comparison]) -> 
             rows = [[r["request_id"], *(_change(f, *r[f]) for f in _ALIGNED)] for r in aligned[:MOST_ROWS]]
             print(text_table(["step / time", *_ALIGNED.values()], rows))
             if len(aligned) > MOST_ROWS:
-                print(f"and {len(aligned) - MOST_ROWS} more requests (--json has all)")
+                print(f"and {len(aligned) - MOST_ROWS} more rows (--json has all)")
         if c.tokens_equal:
-            print(f"outputs are equal: the same tokens for all {len(traces[base].state().by_index)} requests")
+            print(f"outputs are equal: the same tokens for all {whose_outputs(traces[base].state())}")
         else:
-            print(f"first differing token: {c.first_token_difference} ({len(c.token_differences)} requests differ, {len(c.ties)} of them first at a tie)")
+            print(f"first differing token: {c.first_token_difference} ({len(c.token_differences)} outputs differ, {len(c.ties)} of them first at a tie)")
         for note in c.notes:
             if "compar" in note:
                 print(note)

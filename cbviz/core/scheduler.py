@@ -608,7 +608,6 @@ class Scheduler:
         rules, config, kv = self.rules, self.config, self.kv
         admitted = False
         running_ran = bool(plan.chunks)
-        padded = 0
         num_batch_class = sum(1 for r in self.running if r.priority > 0 and not r.seat_held) if config.degrade_above else 0
         while self.waiting:
             place = self._next_in_line(num_batch_class)
@@ -663,11 +662,11 @@ class Scheduler:
                 self._note_overtaken(r)
             self._share(r, n, wanted, cap, plan, padding)
             admitted = True
-            padded = max(padded, n)
         if rules.admit_when == "batch-empty":
             self.batch_open = bool(self.waiting) and admitted and self.waiting[0].last_wait is not None and self.waiting[0].last_wait[0] == "budget"
         if rules.pad and admitted:
-            plan.num_padding_tokens = sum(padded - c.num_tokens for c in plan.chunks)
+            longest = max(c.num_tokens for c in plan.chunks)  # a row that was admitted before may be longer than those that join it
+            plan.num_padding_tokens = sum(longest - c.num_tokens for c in plan.chunks)
 
     def _pads_drafts(self, cached: int, running_ran: bool, threshold: int) -> bool:
         """vLLM's rule: a request that joins with one token to compute while others decode is made as long as they are, so that the step fits a recorded graph.
@@ -855,14 +854,15 @@ class Scheduler:
                 kept, reason, stop = 1, "", -1  # as nearly always: it goes on
             else:
                 kept, reason, stop = self._kept(r, new)
-            rejected = 0
+            rejected = past_end = 0
             if c.num_draft:
-                rejected = c.num_draft - min(len(new) - 1, kept)
+                past_end = max(0, len(new) - 1 - kept)
+                rejected = c.num_draft - (len(new) - 1) + past_end
                 num_rejected += rejected
                 r.num_computed_tokens -= rejected
                 new = new[:kept]
             r.token_ids.extend(new)
-            journal.append(ev.Sampled(c.request_id, new, rejected))
+            journal.append(ev.Sampled(c.request_id, new, rejected, past_end))
             if proposed and (drafts := proposed.get(c.request_id)):
                 r.draft_token_ids = drafts
                 journal.append(ev.Proposed(c.request_id, drafts, self.config.speculative))

@@ -99,7 +99,8 @@ def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
                     }
                 )
     for r in state.by_index:
-        out += _slices(trace, r.index, arrival_s(trace, r))
+        begin = trace.record(r.fork_step).t0_s if r.parent else arrival_s(trace, r)  # a forked sequence did not wait by itself
+        out += _slices(trace, r.index, begin)
     return {
         "traceEvents": out,
         "displayTimeUnit": "ms",

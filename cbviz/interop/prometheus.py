@@ -1,60 +1,77 @@
-"""A trace's figures as Prometheus text (exposition format 0.0.4) under vLLM's metric names, so that a dashboard made for vLLM reads them. Knows the trace and that format.
+"""A trace's figures as Prometheus text (exposition format 0.0.4) under vLLM's metric names, so that a dashboard made for vLLM reads them. Knows that format alone.
 
-What vLLM counts differently is said in the HELP line; times are the trace's own, and whether they are measured or modelled stands in a label.
+What each name counts is in `vllm_metrics` and docs/metrics.md. Times are the trace's own; a label says whether they are measured or modelled.
 """
 
 from __future__ import annotations
 
-from cbviz.trace.metrics import METRICS, PROMETHEUS, clock, latencies, metrics
-from cbviz.trace.state import NORMAL_ENDS
+from bisect import bisect_right
+
+from cbviz.interop.vllm_metrics import NAMES, Definition, bucket_bounds, vllm_metrics
+from cbviz.trace.metrics import clock
 from cbviz.trace.trace import Cursor, Trace
 
-_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
-_REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
-BUCKETS: dict[str, tuple[float, ...]] = {"ttft_s": _TTFT, "itl_s": _SECONDS, "tpot_s": _SECONDS, "e2e_s": _REQUEST, "queue_time_s": _REQUEST}
-"""Upper bounds of vLLM's histograms, in seconds (vllm/v1/metrics/loggers.py)."""
-_TITLES = {"ttft_s": "Time to first token", "itl_s": "Inter-token latency", "tpot_s": "Time per output token after the first",
-           "e2e_s": "End-to-end latency", "queue_time_s": "Time in the queue"}
+NO_LIMIT = 10**6
+"""Upper end of the token buckets where a trace does not say its max_model_len."""
 
 
 def to_prometheus(trace: Trace, cursor: Cursor | int | None = None) -> str:
     """The figures up to `cursor` (default: the end) as text, one metric family after the other; a figure that the trace does not have is left out."""
-    m = metrics(trace, cursor)
-    values = latencies(trace, cursor)
+    found = vllm_metrics(trace, cursor)
     labels = f'model_name="{_escape(trace.header.model)}",engine="0"'
     timed = f'{labels},clock="{clock(trace.records) or trace.header.clock}"'
+    limit = str(trace.header.config.get("max_model_len", ""))
+    max_model_len = int(limit) if limit.isdigit() else NO_LIMIT
+    samples: dict[str, list[tuple[str, float]]] = {}
+    for sample, value in found.values.items():
+        name, _, own = sample.partition("{")
+        samples.setdefault(name, []).append((own.removesuffix("}"), value))
     out: list[str] = []
-    for name, (kind, key) in PROMETHEUS.items():
-        if kind == "histogram":
-            if trace.has("time"):
-                _head(out, name, kind, f"{_TITLES[key]} in seconds.")
-                _histogram(out, name, timed, values[key], BUCKETS[key])
-            continue
-        if m[key] is None:
-            continue
-        _head(out, name, kind, f"{METRICS[key].title[:1].upper()}{METRICS[key].title[1:]}.")
-        if name == "vllm:request_success_total":
-            ends = [r.finish_reason for r in trace.state(cursor).by_index if r.finished]
-            for reason in (*NORMAL_ENDS, *sorted({e for e in ends if e not in NORMAL_ENDS and not e.startswith("refused")})):
-                out.append(f'{name}{{{labels},finished_reason="{_escape(reason)}"}} {ends.count(reason)}')
-        else:
-            out.append(f"{name}{{{labels}}} {_number(m[key])}")
+    for name, d in NAMES.items():
+        in_seconds = name.endswith("_seconds")
+        if d.kind == "histogram" and (trace.has("time") or not in_seconds):
+            out += _head(name, d)
+            out += _histogram(
+                name,
+                timed if in_seconds else labels,
+                found.observed[name],
+                bucket_bounds(name, max_model_len),
+            )
+        elif name in samples:
+            out += _head(name, d)
+            out += [
+                f"{name}{{{labels}{',' * bool(own)}{own}}} {number(value)}" for own, value in samples[name]
+            ]
     return "\n".join(out) + "\n"
 
 
-def _head(out: list[str], name: str, kind: str, text: str) -> None:
-    out += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+def _head(name: str, d: Definition) -> list[str]:
+    text = d.vllm + (f" In cbviz: {d.here}." if d.here else "")
+    return [f"# HELP {name} {text}", f"# TYPE {name} {d.kind}"]
 
 
-def _histogram(out: list[str], name: str, labels: str, values: list[float], bounds: tuple[float, ...]) -> None:
-    for bound in bounds:
-        out.append(f'{name}_bucket{{{labels},le="{bound:g}"}} {sum(v <= bound for v in values)}')
-    out += [f'{name}_bucket{{{labels},le="+Inf"}} {len(values)}', f"{name}_sum{{{labels}}} {_number(sum(values))}", f"{name}_count{{{labels}}} {len(values)}"]
+def _histogram(name: str, labels: str, values: list[float], bounds: tuple[float, ...]) -> list[str]:
+    ordered = sorted(values)
+    lines = [
+        f'{name}_bucket{{{labels},le="{number(bound)}"}} {number(bisect_right(ordered, bound))}'
+        for bound in bounds
+    ]
+    return [
+        *lines,
+        f'{name}_bucket{{{labels},le="+Inf"}} {number(len(values))}',
+        f"{name}_sum{{{labels}}} {number(sum(values))}",
+        f"{name}_count{{{labels}}} {number(len(values))}",
+    ]
 
 
-def _number(value: float) -> str:
-    return repr(float(value)) if isinstance(value, float) else str(value)
+def number(value: float) -> str:
+    """A float as Prometheus clients write it: 1.0, 0.025, 1e+06."""
+    text = repr(float(value))
+    whole, _, fraction = text.partition(".")
+    if "e" in text or len(whole) <= 6 or value < 0:
+        return text
+    digits = f"{whole[1:]}{fraction}".rstrip("0")
+    return f"{whole[0]}{'.' * bool(digits)}{digits}e+{len(whole) - 1:02d}"
 
 
 def _escape(text: str) -> str:

@@ -14,7 +14,7 @@ from cbviz.trace.trace import Trace
 
 
 def requests_csv(trace: Trace) -> str:
-    """One line a request, in order of arrival: what it asked, how it ended, its latencies. `mean_itl_s` stands for the single gaps."""
+    """One line a sequence, in order of arrival: what was asked, how it ended, its latencies. `mean_itl_s` stands for the single gaps, `parent` names its request."""
     rows = []
     for r in request_metrics(trace):
         gaps = r.pop("itl_s")

@@ -22,8 +22,8 @@ from cbviz.config import ConfigError
 from cbviz.messages import StepRecord
 from cbviz.trace.explain import Sentence, count, explain, listed
 from cbviz.trace.intervals import NOT_RECORDED, Spent, spent, total
-from cbviz.trace.metrics import METRICS, format_value, hit_tokens, metrics, seconds, whose_time
-from cbviz.trace.state import RequestState
+from cbviz.trace.metrics import METRICS, format_value, metrics, prefix_hits, seconds, whose_time
+from cbviz.trace.state import RequestState, State
 from cbviz.trace.trace import Cursor, Trace
 
 TIE_NATS = 0.001
@@ -326,14 +326,21 @@ def _parting(a: Trace, b: Trace, d: Difference, names: tuple[str, str]) -> Parti
 def _proof(a: Trace, b: Trace, differences: list[TokenDifference], names: tuple[str, str]) -> str:
     if not (a.has("tokens") and b.has("tokens")):
         return ""
-    outputs = {r.request_id: r.output_token_ids for r in a.state().by_index}
+    state = a.state()
+    outputs = {r.request_id: r.output_token_ids for r in state.by_index}
     if not differences:
         n = sum(map(len, outputs.values()))
-        return f"outputs are equal: {count(n, 'token')} of {count(len(outputs), 'request')}, compared one by one (sha256 of both: {tokens_digest(a)[:16]})"
+        return f"outputs are equal: {count(n, 'token')} of {whose_outputs(state)}, compared one by one (sha256 of both: {tokens_digest(a)[:16]})"
     d = differences[0]
     gaps = [f"{x:.4f} nats in {name}" for x, name in zip(d.gaps, names) if x is not None]
     told = f"; its two best tokens were apart by {' and '.join(gaps)}" + (", a tie" if d.tie else "") if gaps else ""
-    return f"outputs differ for {len(differences)} of {count(len(outputs), 'request')}, first {str(d).split(' (the two best')[0]}{told}"
+    return f"outputs differ for {len(differences)} of {whose_outputs(state)}, first {str(d).split(' (the two best')[0]}{told}"
+
+
+def whose_outputs(state: State) -> str:
+    """How many outputs there are to compare: `7 requests`, or `21 sequences of 7 requests`."""
+    requests = count(state.num_requests, "request")
+    return f"{count(len(state.by_index), 'sequence')} of {requests}" if state.num_forked else requests
 
 
 def tokens_digest(trace: Trace) -> str:
@@ -442,9 +449,13 @@ def _skips(x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tup
 
 def _tokens(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
     out = []
-    hits = [sum(map(hit_tokens, t)) for t in (a, b)]
-    if hits[0] != hits[1]:
-        out.append(Sentence("hit", f"{hits[0]} tokens were found in the cache at admissions, those after preemptions included, under {names[0]}, {hits[1]} under {names[1]}"))
+    hits = [[prefix_hits(record) for record in t] for t in (a, b)]
+    first = [sum(h.first for h in run) for run in hits]
+    again = [sum(h.resumed for h in run) for run in hits]
+    if first[0] != first[1]:
+        out.append(Sentence("hit", f"{first[0]} tokens were found in the cache at first admissions under {names[0]}, {first[1]} under {names[1]}"))
+    if again[0] != again[1]:
+        out.append(Sentence("hit", f"Preempted requests that came back found {again[0]} tokens in the cache under {names[0]}, {again[1]} under {names[1]}"))
     padded = [sum(record.tokens.padded for record in t) for t in (a, b)]
     if padded[0] != padded[1]:
         out.append(Sentence("padding", f"{padded[0]} tokens were computed only as padding under {names[0]}, {padded[1]} under {names[1]}"))
@@ -516,10 +527,12 @@ def _recorded(trace: Trace, r: RequestState | None, position: int, what: str) ->
 
 @dataclass(frozen=True)
 class TokenComparison:
-    """Tokens of several runs. `differences[name]`: the requests in which that run departs from the first one."""
+    """Tokens of several runs. `differences[name]`: the sequences in which that run departs from the first one."""
 
     base: str
     num_requests: int
+    num_sequences: int
+    """As many as `num_requests`, unless some have n > 1 or beams."""
     differences: dict[str, list[TokenDifference]]
 
     @property
@@ -532,12 +545,15 @@ class TokenComparison:
 
     def __str__(self) -> str:
         lines = []
+        whose = f"{self.num_requests} requests"
+        if self.num_sequences > self.num_requests:
+            whose = f"{self.num_sequences} sequences of {whose}"
         for name, ds in self.differences.items():
             if not ds:
-                lines.append(f"{name}: all {self.num_requests} requests have the same tokens as under {self.base}")
+                lines.append(f"{name}: all {whose} have the same tokens as under {self.base}")
                 continue
             ties = sum(d.tie for d in ds)
-            lines.append(f"{name}: {len(ds)} of {self.num_requests} requests differ from {self.base}, {ties} of them first at a tie (below {TIE_NATS} nats)")
+            lines.append(f"{name}: {len(ds)} of {whose} differ from {self.base}, {ties} of them first at a tie (below {TIE_NATS} nats)")
             lines.extend(f"  {d}" for d in ds)
         return "\n".join(lines)
 
@@ -548,8 +564,8 @@ def compare_tokens(traces: Mapping[str, Trace] | Sequence[Trace]) -> TokenCompar
     if len(named) < 2:
         raise ValueError(f"compare_tokens got {len(named)} traces, it needs at least 2")
     base, *rest = named
-    known = {rid for t in named.values() for rid in t.state().requests}
-    return TokenComparison(base, len(known), {name: token_differences(named[base], named[name]) for name in rest})
+    known = {rid: r.parent for t in named.values() for rid, r in t.state().requests.items()}
+    return TokenComparison(base, sum(not parent for parent in known.values()), len(known), {name: token_differences(named[base], named[name]) for name in rest})
 
 
 SHOWN = (
@@ -615,7 +631,7 @@ def format_comparison(c: Comparison) -> str:
     if c.first_difference is not None:
         lines.append(f"first difference: {c.first_difference}")
     if c.token_differences:
-        lines.append(f"first differing token: {c.first_token_difference} ({len(c.token_differences)} requests differ, {len(c.ties)} of them first at a tie)")
+        lines.append(f"first differing token: {c.first_token_difference} ({len(c.token_differences)} outputs differ, {len(c.ties)} of them first at a tie)")
     elif c.proof:
         lines.append(c.proof)
     if c.parting is not None:

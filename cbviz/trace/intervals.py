@@ -2,7 +2,7 @@
 
 During a step a request waits (for the reason that the head of the queue was given: nobody overtakes it), computes (prefill, decode, recompute), or holds a seat
 and is skipped. Counted in steps, which every trace has, and in seconds of its steps, where it has times. Sums close: every step from a request's arrival to its
-end is counted once.
+end is counted once. A sequence that was forked from a request counts from its fork on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run achieved, in numbers. Owns the definitions; knows neither engine nor pictures.
 
-In symbols, for a request r that arrived at A, was first scheduled in a step that began at S, got n output tokens, and whose
+In symbols, for a sequence r of a request that arrived at A, was first scheduled in a step that began at S, got n output tokens, and whose
 outputs came out of steps that ended at T(1) <= ... <= T(m) (m <= n: a step may bring several tokens):
 
     TTFT(r)  = T(1) - A                        time to first token
@@ -10,18 +10,23 @@ outputs came out of steps that ended at T(1) <= ... <= T(m) (m <= n: a step may 
     E2E(r)   = E - A                           E: end of the step in which it finished
 
 A is `arrival_s`; for a request that arrives by `arrival_step` it is the start of that step, whatever `arrival_s` says.
-A request that was aborted, timed out, shed or refused is counted and left out of all latencies; one that still runs counts in
+Most requests are one sequence. One with n > 1, or with beams, is several: each has the arrival and the S of its request, and latencies of its own.
+`num_requests`, `num_finished`, `num_aborted`, `num_refused`, `num_unfinished`, `prompt_tokens`, rates of requests and goodput count a request once;
+`num_sequences`, `num_running`, `num_waiting`, `output_tokens` and the latencies count each sequence. A request is finished when all its sequences are.
+A sequence that was aborted, timed out, shed or refused is left out of all latencies; one that still runs counts in
 TTFT, queue time and ITL, not in TPOT and E2E. Over the steps k of the trace, with t0 and t1 their start and end:
 
     makespan            = t1(last) - t0(first)
     output_throughput   = output_tokens / makespan
     total_throughput    = (prompt_tokens + output_tokens) / makespan, prompt_tokens those of requests with a first token
-    batch_utilisation   = mean over steps with a chunk of (rows that did useful work / max_num_seqs); a padded or recomputing-only
-                          row does none, an idle seat does none
-    kv_usage            = (used + partly_empty + reserved) / total slots: what requests hold; cached blocks count as free, as in vLLM's gauge
-    prefix_hit_rate     = tokens found in the cache at admission / tokens known at admission
+    batch_utilisation   = mean over steps with a chunk of (rows that did useful work / seats); a padded or recomputing-only row does none,
+                          an idle seat does none. Seats are max_num_seqs; where it was lowered, as many as still run
+    kv_usage            = blocks that requests hold after the last step / blocks of the pool: 0 where nothing runs; cached blocks count as free (vLLM's gauge)
+    kv_usage_mean, peak = (used + partly_empty + reserved) / total slots while a step ran
+    prefix_hit_rate     = tokens found in the cache at first admissions / tokens known then, as in vLLM; a preempted request that comes back
+                          often finds its own blocks, which says nothing about sharing: `resumed_query_tokens` and `resumed_hit_tokens` count that
     recompute_tax       = recomputed / total tokens computed
-    goodput             = finished requests that met all their SLOs / makespan, over requests that have an SLO
+    goodput             = finished requests whose sequences all met their SLOs / makespan, over requests that have an SLO
     MFU, MBU            = floating-point operations (bytes moved) / (busy time x the device's peak)
 
 Percentiles are interpolated linearly between order statistics (numpy's default). An empty mean is None, never NaN.
@@ -30,12 +35,13 @@ Percentiles are interpolated linearly between order statistics (numpy's default)
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cbviz import events as ev
 from cbviz.messages import Gauges, StepRecord
-from cbviz.trace.state import NORMAL_ENDS, RequestState
+from cbviz.trace.state import NORMAL_ENDS, RequestState, State
 from cbviz.trace.trace import Cursor, Trace
 
 
@@ -54,12 +60,14 @@ METRICS: dict[str, Metric] = {
     "busy_s": Metric("s", "sum of the steps' durations", True),
     "num_steps": Metric("", "steps"),
     "num_requests": Metric("", "requests that arrived"),
+    "num_sequences": Metric("", "sequences of these requests so far"),
     "num_finished": Metric("", "requests that ended by themselves"),
     "num_aborted": Metric("", "requests aborted, timed out or shed"),
     "num_refused": Metric("", "requests that never entered the queue"),
-    "num_running": Metric("", "requests with a seat, at the end"),
-    "num_waiting": Metric("", "requests without one, at the end"),
-    "prompt_tokens": Metric("tokens", "prompt tokens of requests with a first token"),
+    "num_unfinished": Metric("", "requests that have not ended"),
+    "num_running": Metric("", "sequences with a seat, at the end"),
+    "num_waiting": Metric("", "sequences without one, at the end"),
+    "prompt_tokens": Metric("tokens", "prompt tokens of requests with a first token, each prompt once"),
     "output_tokens": Metric("tokens", "tokens sampled"),
     "output_throughput": Metric("tokens/s", "output tokens a second", True),
     "total_throughput": Metric("tokens/s", "prompt and output tokens a second", True),
@@ -73,14 +81,16 @@ METRICS: dict[str, Metric] = {
     "draft_tokens": Metric("tokens", "drafts checked (vLLM's num_draft_tokens)"),
     "draft_acceptance_rate": Metric("share", "of these, right and said"),
     "mean_acceptance_length": Metric("tokens", "tokens a request got from a step that checked drafts, mean"),
-    "prefix_query_tokens": Metric("tokens", "tokens looked up in the cache at admission"),
+    "prefix_query_tokens": Metric("tokens", "tokens looked up in the cache at first admissions"),
     "prefix_hit_tokens": Metric("tokens", "of these, found"),
     "prefix_hit_rate": Metric("share", "found of those looked up"),
+    "resumed_query_tokens": Metric("tokens", "tokens looked up by preempted requests that came back"),
+    "resumed_hit_tokens": Metric("tokens", "of these, found"),
     "num_evictions": Metric("blocks", "cached blocks given to somebody else"),
     "batch_utilisation": Metric("share", "rows with useful work a seat, mean over steps"),
     "kv_usage_mean": Metric("share", "slots that requests hold, mean over steps"),
     "kv_usage_peak": Metric("share", "slots that requests hold, greatest"),
-    "kv_usage": Metric("share", "slots that requests hold, last step"),
+    "kv_usage": Metric("share", "blocks that requests hold, after the last step"),
     "slo_attainment": Metric("share", "finished requests with an SLO that met it"),
     "goodput": Metric("requests/s", "finished requests that met their SLO, a second", True),
     "mfu": Metric("share", "floating-point operations of the device's peak", True),
@@ -88,25 +98,6 @@ METRICS: dict[str, Metric] = {
     "mean_schedule_s": Metric("s", "control plane a step, wall time", True),
 }
 """Every scalar of `metrics`, in the order in which they are shown."""
-
-PROMETHEUS: dict[str, tuple[str, str]] = {
-    "vllm:num_requests_running": ("gauge", "num_running"),
-    "vllm:num_requests_waiting": ("gauge", "num_waiting"),
-    "vllm:kv_cache_usage_perc": ("gauge", "kv_usage"),
-    "vllm:num_preemptions_total": ("counter", "num_preemptions"),
-    "vllm:prompt_tokens_total": ("counter", "prompt_tokens"),
-    "vllm:generation_tokens_total": ("counter", "output_tokens"),
-    "vllm:spec_decode_num_draft_tokens_total": ("counter", "draft_tokens"),
-    "vllm:prefix_cache_queries_total": ("counter", "prefix_query_tokens"),
-    "vllm:prefix_cache_hits_total": ("counter", "prefix_hit_tokens"),
-    "vllm:request_success_total": ("counter", "num_finished"),
-    "vllm:time_to_first_token_seconds": ("histogram", "ttft_s"),
-    "vllm:inter_token_latency_seconds": ("histogram", "itl_s"),
-    "vllm:request_time_per_output_token_seconds": ("histogram", "tpot_s"),
-    "vllm:e2e_request_latency_seconds": ("histogram", "e2e_s"),
-    "vllm:request_queue_time_seconds": ("histogram", "queue_time_s"),
-}
-"""vLLM's Prometheus name -> its type, and the key here: of `metrics` for gauges and counters, of `latencies` for histograms."""
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -126,14 +117,17 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def arrival_s(trace: Trace, r: RequestState) -> float:
-    """When the request came, in seconds of the trace's clock (A above)."""
+    """When the request came, in seconds of the trace's clock (A above); for a forked sequence, when its request came."""
     if r.spec is not None and r.spec.arrival_step is not None and 1 <= r.arrival_step <= len(trace):
         return trace.record(r.arrival_step).t0_s
     return r.arrival_s
 
 
 def request_metrics(trace: Trace, cursor: Cursor | int | None = None) -> list[dict[str, Any]]:
-    """One dict a request, in order of arrival: what it asked, how it ended, and its latencies in seconds (None where there is none yet, or none that counts)."""
+    """One dict a sequence, in order of arrival: what was asked, how it ended, and its latencies in seconds (None where there is none yet, or none that counts).
+
+    A request of one sequence is one row. `parent` names the request of a sequence that was forked (`n` > 1, beams); '' for the request itself.
+    """
     rows = []
     timed = trace.has("time")
     for r in trace.state(cursor).by_index:
@@ -151,6 +145,7 @@ def request_metrics(trace: Trace, cursor: Cursor | int | None = None) -> list[di
         rows.append(
             {
                 "request_id": r.request_id,
+                "parent": r.parent,
                 "status": r.status,
                 "finish_reason": r.finish_reason,
                 "priority": r.priority,
@@ -209,11 +204,59 @@ def kv_usage(record: StepRecord, num_blocks: int) -> float | None:
     return None
 
 
-def hit_tokens(record: StepRecord) -> int:
-    """Tokens that the step's admissions found in the prefix cache. What came back from the host was not found there."""
+class Hits(NamedTuple):
+    """Tokens that admissions found in the prefix cache: those of `first` admissions, and those of requests that `resumed` after a preemption."""
+
+    first: int
+    resumed: int
+
+
+def prefix_hits(record: StepRecord) -> Hits:
+    """What the step's admissions found in the prefix cache. What came back from the host was not found there."""
     swapped = {e.request_id for e in record.events if isinstance(e, ev.SwappedIn)}
-    return sum(e.num_cached_tokens if isinstance(e, ev.Admitted) and e.request_id not in swapped else
-               e.num_tokens if isinstance(e, ev.PrefixHit) and e.request_id in swapped else 0 for e in record.events)
+    first = resumed = 0
+    for e in record.events:
+        if isinstance(e, ev.Admitted) and not e.resumed:
+            first += e.num_cached_tokens
+        elif isinstance(e, ev.Admitted) and e.request_id not in swapped:
+            resumed += e.num_cached_tokens
+        elif isinstance(e, ev.PrefixHit) and e.request_id in swapped:
+            resumed += e.num_tokens
+    return Hits(first, resumed)
+
+
+def caches_prefixes(config: dict[str, Any]) -> bool:
+    """Whether admissions look for a prefix at all; yes if the trace's config does not say."""
+    return str(config.get("enable_prefix_caching", True)) != "False" and str(config.get("kv_allocation", "paged")) == "paged"
+
+
+def _held_share(trace: Trace, state: State) -> float | None:
+    """Share of the pool's blocks that requests hold at this moment (0..1), None if unknown."""
+    usable = state.num_blocks - 1
+    if usable < 1 or not state.step:
+        return None
+    if trace.has("blocks"):
+        return 1 - state.num_free_blocks / usable
+    gauges = trace.record(state.step).gauges
+    return None if gauges == Gauges() else 1 - gauges.num_free_blocks / usable
+
+
+def _by_request(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each request: its own, then those of the sequences forked from it."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for r in rows:
+        out.setdefault(r["parent"] or r["request_id"], []).append(r)
+    return list(out.values())
+
+
+def _end_of(sequences: list[dict[str, Any]]) -> str:
+    """How a request ended: `finished`, `aborted`, `refused`, or `unfinished`."""
+    statuses = {r["status"] for r in sequences}
+    if "refused" in statuses:
+        return "refused"
+    if statuses != {"finished"}:
+        return "unfinished"
+    return "finished" if all(r["finish_reason"] in NORMAL_ENDS for r in sequences) else "aborted"
 
 
 def useful_rows(record: StepRecord) -> int:
@@ -263,11 +306,15 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
     records = trace.records[: state.step if state.event is None else state.step - 1]
     timed = trace.has("time")
     rows = request_metrics(trace, cursor)
-    finished = [r for r in rows if r["finish_reason"] in NORMAL_ENDS]
+    requests = _by_request(rows)
+    ends = [_end_of(sequences) for sequences in requests]
+    num_finished = ends.count("finished")
     makespan = (records[-1].t1_s - records[0].t0_s if records else 0.0) if timed else None
     busy = math.fsum(r.t1_s - r.t0_s for r in records) if timed else None
 
-    total = useful = recomputed = padded = rejected = preemptions = evictions = hits = queries = 0
+    total = useful = recomputed = padded = rejected = preemptions = evictions = 0
+    hits = queries = resumed_hits = resumed_queries = 0
+    looks_up = caches_prefixes(trace.header.config)
     flops = moved = 0.0
     known_work = True
     seats = num_seats(trace.header.config)
@@ -278,22 +325,29 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
     for record in records:
         t = record.tokens
         total, useful, recomputed, padded, rejected = total + t.total, useful + t.useful, recomputed + t.recomputed, padded + t.padded, rejected + t.rejected
-        hits += hit_tokens(record)
+        found = prefix_hits(record)
+        hits, resumed_hits = hits + found.first, resumed_hits + found.resumed
         for c in record.chunks:
             drafts, checks = drafts + c.num_draft, checks + (c.num_draft > 0)
         for e in record.events:
-            if isinstance(e, ev.Admitted):
+            if isinstance(e, ev.Admitted) and looks_up:
                 r = state.requests[e.request_id]
-                queries += r.num_prompt_tokens + sum(1 for s in r.output_steps if s < record.step)
+                if e.resumed:
+                    resumed_queries += r.num_prompt_tokens + bisect_left(r.output_steps, record.step)
+                else:
+                    queries += r.num_prompt_tokens
             elif isinstance(e, ev.Preempted):
                 preemptions += 1
             elif isinstance(e, ev.Evicted):
                 evictions += 1
             elif isinstance(e, ev.Configured) and e.field == "max_num_seqs":
                 seats = _int(e.new)
+            elif isinstance(e, ev.Configured) and e.field == "enable_prefix_caching":
+                looks_up = e.new != "False"
         if record.chunks:
             if seats:
-                shares.append(useful_rows(record) / seats)
+                rows_run = sum(not c.padding for c in record.chunks)
+                shares.append(useful_rows(record) / max(seats, rows_run))
             done = work(record)
             if done is None:
                 known_work = False
@@ -305,24 +359,26 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
         if record.schedule_s is not None:
             scheduling.append(record.schedule_s)
 
-    prompt_tokens = sum(r["prompt_tokens"] for r in rows if r["first_token_step"] is not None)
+    prompt_tokens = sum(sequences[0]["prompt_tokens"] for sequences in requests if any(r["first_token_step"] is not None for r in sequences))
     output_tokens = sum(r["output_tokens"] for r in rows)
-    judged = [r["slo_met"] for r in rows if r["slo_met"] is not None]
+    judged = [all(r["slo_met"] for r in sequences) for sequences, end in zip(requests, ends) if end == "finished" and sequences[0]["slo_met"] is not None]
     out: dict[str, Any] = {
         "makespan_s": makespan,
         "busy_s": busy,
         "num_steps": len(records),
-        "num_requests": len(rows),
-        "num_finished": len(finished),
-        "num_aborted": sum(1 for r in rows if r["status"] == "finished" and r["finish_reason"] not in NORMAL_ENDS),
-        "num_refused": sum(1 for r in rows if r["status"] == "refused"),
+        "num_requests": len(requests),
+        "num_sequences": len(rows),
+        "num_finished": num_finished,
+        "num_aborted": ends.count("aborted"),
+        "num_refused": ends.count("refused"),
+        "num_unfinished": ends.count("unfinished"),
         "num_running": sum(1 for rid in state.running if not state.requests[rid].finished),
         "num_waiting": len(state.waiting),
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "output_throughput": _rate(output_tokens, makespan),
         "total_throughput": _rate(prompt_tokens + output_tokens, makespan),
-        "request_throughput": _rate(len(finished), makespan),
+        "request_throughput": _rate(num_finished, makespan),
     }
     for name, values in _pool(rows).items():
         out[f"mean_{name}"], out[f"p50_{name}"], out[f"p99_{name}"] = mean(values), percentile(values, 0.5), percentile(values, 0.99)
@@ -338,11 +394,13 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
         "prefix_query_tokens": queries,
         "prefix_hit_tokens": hits,
         "prefix_hit_rate": _share(hits, queries),
+        "resumed_query_tokens": resumed_queries,
+        "resumed_hit_tokens": resumed_hits,
         "num_evictions": evictions,
         "batch_utilisation": mean(shares),
         "kv_usage_mean": mean(usages),
         "kv_usage_peak": max(usages, default=None),
-        "kv_usage": usages[-1] if usages else None,
+        "kv_usage": _held_share(trace, state),
         "slo_attainment": _share(sum(judged), len(judged)),
         "goodput": _rate(sum(judged), makespan) if judged else None,
         "mfu": _share(flops, (busy or 0) * trace.header.peak_flops_s) if known_work else None,

@@ -159,7 +159,7 @@ def _timeline(trace: Trace, state: State, width: int, max_rows: int) -> str:
         lines.append(_cut(f"{owner_sign(r.index)} {name:<{wide}} |{strip(trace, r.index, state.step, steps):<{steps}}| {tail}".rstrip(), width - 2))
     left_out = len(state.by_index) - len(rows)
     if left_out:
-        lines.append(f"({count(left_out, 'more request')} not shown)")
+        lines.append(f"({count(left_out, 'more row')} not shown)")
     return _section(f"TIMELINE  steps {first}..{state.step}  {legend}".rstrip() if state.step else "TIMELINE", lines or ["no request has arrived"])
 
 

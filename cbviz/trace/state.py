@@ -25,7 +25,7 @@ class RequestState:
     """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
 
     __slots__ = ("arrival_s", "arrival_step", "beam_score", "block_ids", "checked_drafts", "child_ids", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
-                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step", "host_block_ids", "index", "last_step", "max_tokens",
+                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step", "fork_step", "host_block_ids", "index", "last_step", "max_tokens",
                  "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_drafted", "output_steps", "output_texts", "output_token_ids",
                  "parent", "priority", "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason")
 
@@ -42,6 +42,9 @@ class RequestState:
         self.priority = 0
         self.arrival_s = 0.0
         self.arrival_step = 0
+        """The step before which the request arrived. The sequences of one request share its arrival."""
+        self.fork_step = -1
+        """The step that forked this sequence from its parent; -1: it is the request itself."""
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -81,6 +84,11 @@ class RequestState:
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def first_step(self) -> int:
+        """The first step in which this sequence exists: its fork, or the arrival of a request."""
+        return self.fork_step if self.parent else self.arrival_step
 
     @property
     def finished(self) -> bool:
@@ -133,6 +141,8 @@ class State:
         """Indices of requests changed since a reader last cleared this set."""
         self.arriving: dict[str, RequestSpec] = {}
         """Specs of the requests that came before the step that is being folded, by id."""
+        self.num_forked = 0
+        """Sequences in `by_index` that were forked from a request (`n` > 1, beams)."""
 
     def outputs(self, request_id: str) -> list[list[int]]:
         """The output token ids of all the request's sequences (`n` > 1), its own first; of beams the best first."""
@@ -154,6 +164,16 @@ class State:
             return self.requests[request_id]
         except KeyError:
             raise KeyError(f"no request {request_id!r} at step {self.step}") from None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have come so far, refused ones included. Each counts once, whatever the number of its sequences."""
+        return len(self.by_index) - self.num_forked
+
+    @property
+    def num_ended(self) -> int:
+        """Requests all of whose sequences have ended, refused ones included."""
+        return self.num_requests - len({r.parent or r.request_id for r in self.by_index if not r.finished})
 
     def ref_count(self, block_id: int) -> int:
         return len(self.holders.get(block_id, ()))
@@ -367,7 +387,8 @@ def _forked(s: State, e: ev.Forked, record: StepRecord) -> None:
     at = s.running.index(e.request_id) + 1
     for i, child in enumerate(e.child_ids, 1):
         r = RequestState(child, len(s.by_index), parent.num_prompt_tokens, parent.max_tokens)
-        r.arrival_s, r.arrival_step, r.priority = parent.arrival_s, record.step, parent.priority
+        r.arrival_s, r.arrival_step, r.priority = parent.arrival_s, parent.arrival_step, parent.priority
+        r.fork_step = record.step
         r.spec = child_spec(parent.spec, i) if parent.spec is not None else None
         r.parent, r.status, r.code = e.request_id, "running", CODE["prefill"]
         r.num_computed_tokens, r.last_step = e.num_tokens, record.step
@@ -377,6 +398,7 @@ def _forked(s: State, e: ev.Forked, record: StepRecord) -> None:
         s._take(r, e.block_ids)
     s.running[at:at] = e.child_ids
     parent.child_ids = list(e.child_ids)
+    s.num_forked += len(e.child_ids)
 
 
 def _copied(s: State, e: ev.Copied, record: StepRecord) -> None:

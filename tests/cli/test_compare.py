@@ -54,7 +54,7 @@ def test_recorded_runs(cbviz: Call, cache: Path, tmp_path: Path) -> None:
     assert r.code == 0
     assert "c against a: schedules are equal, blocks are equal" in r.out
     assert "first differing token: r1, output 0: token " in r.out
-    assert "(20 requests differ, 0 of them first at a tie)" in r.out
+    assert "(20 outputs differ, 0 of them first at a tie)" in r.out
     assert cbviz("compare", a, b, "--json").json["tokens_equal"] is True
 
 

@@ -195,7 +195,7 @@ def test_sequences_in_what_is_told_of_a_run() -> None:
     for trace in (s.trace, t.trace):
         for rid, x in spent(trace).items():
             r = trace.state().request(rid)
-            assert x.steps == r.finish_step - r.arrival_step + 1, (rid, x)
+            assert x.steps == r.finish_step - r.first_step + 1, (rid, x)
             assert NOT_RECORDED not in {**x.waiting, **x.preempted, **x.skipped}, (rid, x)
             computed = sum(c.request_id == rid for record in trace for c in record.chunks)
             assert sum(n for n, _ in x.ran.values()) == computed + bool(r.parent)

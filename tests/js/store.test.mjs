@@ -68,10 +68,19 @@ test("names and numbers", () => {
 test("the words of beams follow their lineage and stay open until their search has ended, also when one looks back", () => {
   const R = new Run(head()), row = (r, outputs, status = 1) => [r, 3, 9, 0, outputs, 0, 0, 0, 0, 0, status, 0, SAME_BLOCKS], two = (n) => view([...row(0, n), ...row(1, n), ...row(2, 1)]);
   const beams = [[2, [0, 1], [0, 0], ["Oh", "A"], [-1, -2]], [3, [0, 1], [1, 1], [" sea", " wave"], [-2.5, -2.25]]], of = (r) => { const { text, step, place, of } = R.beam(r); return [text.join(""), step, place, of]; };
-  R.apply(head({ full: true, steps: 3, step: 3, requests: [{ id: "a", np: 5, mt: 9 }, { id: "a.1", np: 5, mt: 9 }, { id: "b", np: 5, mt: 9 }], out: [[2, ["Hi"], [3]]], beams }), { rows: two(2) });
+  R.apply(head({ full: true, steps: 3, step: 3, requests: [{ id: "a", np: 5, mt: 9 }, { id: "a.1", np: 5, mt: 9, of: "a" }, { id: "b", np: 5, mt: 9 }], out: [[2, ["Hi"], [3]]], beams }), { rows: two(2) });
   assert.deepEqual(R.root, [0, 0, 2]); assert.deepEqual([0, 1, 2].map((r) => R.searching(r)), [true, true, false]); assert.deepEqual([of(0), of(1)], [["A sea", [2, 3], 1, 2], ["A wave", [2, 3], 0, 2]]);
   R.apply(head({ steps: 4, step: 4, out: [[0, ["Oh", " no"], [2, 4]], [1, ["A"], [2]]], ended: [[0, 4], [1, 4]] }), { rows: view([...row(0, 2, 3), ...row(1, 1, 3)]) }); assert.deepEqual([R.searching(0), R.searching(1)], [false, false]); assert.equal(R.out[0].text.join(""), "Oh no");
   R.apply(head({ steps: 4, step: 2 }), { rows: two(1) }); assert.deepEqual([R.searching(0), of(0), of(1)], [true, ["Oh", [2], 0, 2], ["A", [2], 1, 2]]);
+});
+
+test("the status counts requests, and sequences apart", () => {
+  const R = new Run(head()), row = (r, status) => [r, 3, 9, 0, 1, 0, 0, 0, 0, 0, status, 0, SAME_BLOCKS];
+  // b.1 is a request of its own, though its id looks like a sequence of b
+  const requests = [{ id: "a", np: 5, mt: 9 }, { id: "a.1", np: 5, mt: 9, of: "a" }, { id: "b", np: 5, mt: 9 }, { id: "b.1", np: 5, mt: 9 }];
+  R.apply(head({ full: true, steps: 4, step: 4, requests }), { rows: view([...row(0, 3), ...row(1, 1), ...row(2, 3), ...row(3, 4)]) });
+  assert.deepEqual(R.root, [0, 0, 2, 3]); assert.deepEqual(R.count(), { requests: 3, done: 2, sequences: 4, ended: 3 });
+  R.apply(head({ steps: 5, step: 5 }), { rows: view(row(1, 3)) }); assert.deepEqual(R.count(), { requests: 3, done: 3, sequences: 4, ended: 4 });
 });
 
 test("a point of the roofline names who decoded, with drafts or without", () => {

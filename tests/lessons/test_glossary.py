@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cbviz.trace.metrics import PROMETHEUS
+from cbviz.interop.vllm_metrics import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "glossary.md"
@@ -53,4 +53,4 @@ def test_every_term_has_four_cells_and_its_place() -> None:
 def test_vllm_metrics_are_named_as_we_export_them() -> None:
     named = set(re.findall(r"`(vllm:\w+)`", FILE.read_text(encoding="utf-8")))
     assert len(named) >= 8
-    assert named <= set(PROMETHEUS)
+    assert named <= set(NAMES)

@@ -193,7 +193,7 @@ def test_every_step_of_a_request_is_counted_once(discipline: str) -> None:
     trace = run(specs(14), discipline=discipline, num_blocks=24, at={9: ("abort", "r4")})
     for rid, s in spent(trace).items():
         r = trace.state().request(rid)
-        alive = r.finish_step - r.arrival_step + (r.finish_reason != "abort")
+        alive = r.finish_step - r.first_step + (r.finish_reason != "abort")
         assert s.steps == alive, (rid, s)
         assert sum(n for n, _ in s.ran.values()) == sum(c.request_id == rid and not c.padding for record in trace for c in record.chunks)
         assert NOT_RECORDED not in {**s.waiting, **s.preempted, **s.skipped}, (rid, s)

@@ -18,7 +18,7 @@ def test_step_four() -> None:
     text = show(golden(), 4)
     assert text.splitlines()[:3] == [
         "cbviz  paper | sim | vllm | fcfs",
-        "step 4 of 8  1/4 done  1 running of 3 seats  2 waiting  t 44 ms  181.8 tokens/s  KV 71.4 %  1 preemption",
+        "step 4 of 8  1/4 done  1 running of 3 seats  2 waiting  t 44 ms  181.8 tokens/s  KV 42.9 %  1 preemption",
         "times are modelled (a device of 1 GB/s and 1 GFLOP/s): lower bounds, not a measurement",
     ]
     assert (
@@ -59,7 +59,7 @@ def test_start_end_and_beyond() -> None:
 
 def test_many_requests_are_cut_to_the_unfinished_and_the_last_to_end() -> None:
     text = show(run(discipline="chunked"), max_rows=4)
-    assert "(6 more requests not shown)" in text
+    assert "(6 more rows not shown)" in text
 
 
 def test_no_text_can_steer_a_terminal() -> None:

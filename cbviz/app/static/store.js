@@ -66,7 +66,7 @@ export class Run {
   apply(m, buf) {
     const t = { history: false, rows: [], requests: false };
     if (m.words) this.words.push(...m.words);
-    if (m.requests) { for (const q of m.requests) { const own = this.ids.length; this.root.push(this.index.get(q.id.replace(/\.\d+$/, "")) ?? own); this.index.set(q.id, own); this.ids.push(q.id); this.info.push(q); this.out.push({ text: [], step: [], told: 0 }); this.rows.push(null); } this.tl.grow(this.ids.length); t.requests = true; }
+    if (m.requests) { for (const q of m.requests) { const own = this.ids.length; this.root.push(this.index.get(q.of) ?? own); this.index.set(q.id, own); this.ids.push(q.id); this.info.push(q); this.out.push({ text: [], step: [], told: 0 }); this.rows.push(null); } this.tl.grow(this.ids.length); t.requests = true; }
     if (buf.ptr) { this.tl = Timeline.fromCSR(u32(buf.ptr), u32(buf.seg), m.steps + 1); t.history = true; }
     if (buf.tr) { this.tl.transitions(u32(buf.tr)); t.history = true; }
     if (m.out) for (const [r, pieces, steps] of m.out) { const o = this.out[r]; for (let i = 0; i < pieces.length; i++) { o.text.push(pieces[i]); o.step.push(steps[i]); } }
@@ -101,7 +101,12 @@ export class Run {
     while (n--) { const s = search[n]; text.unshift(s.pieces[i]); step.unshift(s.step); i = s.parents[i]; }
     return { text, step, score, place: scores.filter((x) => x > score).length, of: ids.length };
   }
-  done() { let n = 0; for (const q of this.rows) if (q && (q.status === "finished" || q.status === "refused")) n++; return n; }
+  // What has come and what has ended so far: requests (all sequences of one must have ended), and sequences.
+  count() {
+    const open = new Set(), come = new Set(); let ended = 0, sequences = 0;
+    this.rows.forEach((q, r) => { if (!q) return; sequences++; come.add(this.root[r]); if (q.status === "finished" || q.status === "refused") ended++; else open.add(this.root[r]); });
+    return { requests: come.size, done: come.size - open.size, sequences, ended };
+  }
   // Requests whose table holds block i, in order of arrival.
   holders(i) { const v = []; this.rows.forEach((q, r) => { if (q && q.blocks.length && q.blocks.indexOf(i) >= 0) v.push(r); }); return v; }
   // Output tokens a second over the last `k` steps up to the cursor, on the trace's own clock.

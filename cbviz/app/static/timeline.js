@@ -14,7 +14,8 @@ export class TimelineView {
       home: () => { this.follow = true; this.win = 60; return this.home(); }, paint: (f, c, g) => this.paint(f, c, g), over: (f, x, g) => this.over(f, x, g), hover: (p) => this.hover(p), click: (p) => this.click(p), key: (e) => this.key(e),
       moved: (f) => { const g = f.geom(); if (!this.setting) this.follow = this.app.R.step <= g.x1 + 1 && this.app.R.step >= g.x0; this.ticks(); } });
   }
-  nrows() { return Math.max(8, this.app.numRequests(), this.app.R.ids.length); }
+  // A row for each sequence that has come, and one for each request still to come.
+  nrows() { const R = this.app.R, come = R.root.filter((own, r) => own === r).length; return Math.max(8, R.ids.length + Math.max(0, this.app.numRequests() - come)); }
   home() { const R = this.app.R, s = R.steps; while (this.win < 480 && s > this.win - 3) this.win *= 2; const w = this.win, x0 = R.step <= w ? 0 : Math.ceil((R.step - w) / (w / 4)) * (w / 4); return { "xaxis.range": [x0 + 0.5, x0 + w + 0.5], "yaxis.range": [this.nrows() - 0.5, -0.5] }; }
   yticks(n, hpx, a, b) {
     const span = Math.max(1, b - a), fit = Math.max(1, Math.floor(hpx / (10.5 * (this.app.th.scale || 1)))), d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1], v = [];
