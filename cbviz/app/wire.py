@@ -268,7 +268,7 @@ class Wire:
 def block_words(s: State, b: int) -> tuple[int, int]:
     if b >= s.num_blocks:  # the pool was larger at another moment of the run
         return 0, NULL
-    flags = NULL if b == NULL_BLOCK else CACHED if s.cached[b] else 0
+    flags = NULL if b == NULL_BLOCK else CACHED if s.is_cached(b) else 0
     return s.owner(b) + 1, min(s.ref_count(b), 0xFFFF) << 16 | min(s.fill(b), 0xFFF) << 4 | flags
 
 

@@ -21,7 +21,8 @@ DEFAULT_MODEL = "smollm2"
 Runner = Annotated[str, typer.Option(help="What makes the tokens: torch (the real model), sim (made up, modelled time), tape (those of a recording, given as --workload).")]
 Workload = Annotated[str, typer.Option(help="A preset (article, chat, burst, ...) or a file of requests.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="A field of the configuration, e.g. max_num_seqs=4. Repeatable.")]
-Params = Annotated[list[str] | None, typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the workload, e.g. num_requests=50; of a file: limit, scale, block_size. Repeatable.")]
+Params = Annotated[list[str] | None, typer.Option("--param", metavar="NAME=VALUE",
+                                                  help="A parameter of the workload, e.g. num_requests=50; of a file: limit, scale or block_size. Repeatable.")]
 Seed = Annotated[int, typer.Option(help="Seed of the workload and of sampling.")]
 Model = Annotated[str | None, typer.Option(help=f"A known model, a folder, a GGUF file, a hub id; for sim, whose shape is priced. Default {DEFAULT_MODEL}.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]

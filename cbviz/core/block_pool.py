@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
 NULL_BLOCK = 0
+LONG_LIST = 65_536
+"""Free lists of larger pools stand in a snapshot as runs of neighbours: a list of millions at every keyframe would fill the memory."""
 ROOT = sha256(b"cbviz kv block v1").digest()
 """Parent of every first block. Fixed, so hashes are equal from run to run."""
 
@@ -56,8 +58,11 @@ class BlockPool:
         self.evictions: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
         """Hash -> (step, who took the block, number of the eviction), the last 4 x num_blocks of them, oldest first: why a prefix missed."""
         self._num_evictions = 0
-        self._next = [*range(1, num_blocks), 0]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        # Arrays: a list of millions of numbers takes ten times as much, at every fork.
+        self._next = array("i", range(1, num_blocks))
+        self._next.append(NULL_BLOCK)
+        self._prev = array("i", (num_blocks - 1,))
+        self._prev.extend(range(num_blocks - 1))
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     # the free list: index 0 (the null block) is the sentinel, its next the head, its prev the tail ----------------------
@@ -284,7 +289,7 @@ class BlockPool:
             setattr(self, name, (column + [empty] * extra)[:num_blocks])
         self.by_hash = {h: {to.get(b, b): None for b in ids} for h, ids in self.by_hash.items()}
         self.num_blocks = num_blocks
-        self._next, self._prev = [0] * num_blocks, [0] * num_blocks
+        self._next, self._prev = _zeros(num_blocks), _zeros(num_blocks)
         self.num_free = self.num_cached_free = 0
         for b in [b for b in free if b < num_blocks and b not in taken] + list(range(old, num_blocks)):
             self._insert(b, self._prev[NULL_BLOCK])
@@ -293,12 +298,13 @@ class BlockPool:
 
     # plain data ---------------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """The pool as primitives: everything that decides its future."""
+    def snapshot(self, *, whole: bool = False) -> dict[str, Any]:
+        """The pool as primitives: everything that decides its future. `whole`: the free list one by one, however long it is."""
+        free = self.free_ids()
         return {
             "ref_count": {str(b): n for b, n in enumerate(self.ref_count) if n and b != NULL_BLOCK},
             "by_hash": {h.hex(): list(ids) for h, ids in self.by_hash.items()},
-            "free": self.free_ids(),
+            **({"free": free} if whole or len(free) <= LONG_LIST else {"free_runs": runs_of(free)}),
             "last_owner": {str(b): o for b, o in enumerate(self.last_owner) if o},
             "freed_step": {str(b): n for b, n in enumerate(self.freed_step) if n},
             "evictions": [[h.hex(), s, o] for h, (s, o, _) in self.evictions.items()],
@@ -325,11 +331,39 @@ class BlockPool:
             self.freed_step[int(b)] = c
         self.evictions = OrderedDict((bytes.fromhex(h), (s, o, i)) for i, (h, s, o) in enumerate(data["evictions"]))
         self._num_evictions = len(self.evictions)
-        self._next, self._prev = [0] * n, [0] * n
+        self._next, self._prev = _zeros(n), _zeros(n)
         self.num_free = self.num_cached_free = 0
-        for b in data["free"]:
+        for b in data["free"] if "free" in data else ids_of(data["free_runs"]):
             self._insert(b, self._prev[NULL_BLOCK])
         self.undo.clear()
+
+
+def runs_of(ids: Sequence[int]) -> list[list[int]]:
+    """Ids as runs of neighbours, each [first, last]; a run may count down.
+
+    >>> runs_of([4, 5, 6, 9, 3, 2, 1])
+    [[4, 6], [9, 9], [3, 1]]
+    """
+    out: list[list[int]] = []
+    step = 0
+    for b in ids:
+        if out and b - out[-1][1] in (1, -1) and step in (0, b - out[-1][1]):
+            step = b - out[-1][1]
+            out[-1][1] = b
+        else:
+            out.append([b, b])
+            step = 0
+    return out
+
+
+def ids_of(runs: Sequence[Sequence[int]]) -> Iterator[int]:
+    """The ids of `runs_of`, in order."""
+    for first, last in runs:
+        yield from range(first, last + 1) if last >= first else range(first, last - 1, -1)
+
+
+def _zeros(n: int) -> array[int]:
+    return array("i", bytes(4 * n))
 
 
 def _number(item: tuple[bytes, tuple[int, str, int]]) -> int:

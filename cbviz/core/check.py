@@ -49,7 +49,7 @@ def check(s: Scheduler) -> None:
         if r.candidates is not None:
             assert r.status is Status.RUNNING and r.num_computed_tokens == r.num_tokens, f"{r.request_id} has candidates, is {r.status} and has computed {r.num_computed_tokens}"
     on_host = [b for r in s.requests.values() for b in r.host_block_ids]
-    assert sorted(on_host + s.host.free) == list(range(s.host.num_blocks)), f"host blocks {sorted(on_host)} are held and {sorted(s.host.free)} free, of {s.host.num_blocks}"
+    assert sorted([*on_host, *s.host.free]) == list(range(s.host.num_blocks)), f"host blocks {sorted(on_host)} are held and {sorted(s.host.free)} free, of {s.host.num_blocks}"
     refs[NULL_BLOCK] = 1
     assert refs == pool.ref_count, f"reference counts differ: {[(b, n, m) for b, (n, m) in enumerate(zip(refs, pool.ref_count, strict=True)) if n != m][:5]} (block, counted, kept)"
     free = pool.free_ids()

@@ -1068,8 +1068,8 @@ class Scheduler:
 
     # plain data ---------------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """Everything that decides the scheduler's future, as primitives. Request specs stand beside it, by id (they never change)."""
+    def snapshot(self, *, whole: bool = False) -> dict[str, Any]:
+        """Everything that decides the scheduler's future, as primitives. Request specs stand beside it, by id (they never change). `whole`: free lists one by one."""
         return {
             "step": self.step,
             "num_arrived": self.num_arrived,
@@ -1093,9 +1093,8 @@ class Scheduler:
                 } | ({"beam": [r.candidates, r.beam_score, r.hypotheses]} if r.is_beam else {})
                 for r in self.requests.values()
             },
-            "pool": self.pool.snapshot(),
-            "host_free": list(self.host.free),
-        } | ({"routed": {k: [list(row) for row in v] for k, v in self.routed.items()}} if self.routed else {})
+            "pool": self.pool.snapshot(whole=whole),
+        } | self.host.snapshot(whole=whole) | ({"routed": {k: [list(row) for row in v] for k, v in self.routed.items()}} if self.routed else {})
 
     def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec]) -> None:
         """Makes the state equal a snapshot's. `specs` must hold every request that the snapshot names."""
@@ -1110,7 +1109,7 @@ class Scheduler:
         self.finished_ids = list(data["finished_ids"])
         self.pool.num_blocks = self.config.num_blocks
         self.pool.restore(data["pool"])
-        self.host.free[:] = data["host_free"] if "host_free" in data else range(self.host.num_blocks - 1, -1, -1)  # recorded before there was a host
+        self.host.restore(data)
         self.requests = {}
         for rid, d in data["requests"].items():
             r = Request(spec_of(rid, d.get("parent", ""), specs), d["seq"], self.eos_token_ids, d["queued_step"], self.use_output_len)
@@ -1147,7 +1146,7 @@ class Scheduler:
 
     def digest(self, form: int = DIGEST_FORM) -> str:
         """sha256 of the control plane, times excluded: equal digests, equal futures. `form`: see DIGEST_FORM."""
-        plain = self.snapshot()
+        plain = self.snapshot(whole=True)
         for d in plain["requests"].values():
             del d["arrival_s"]
         if form > 1:

@@ -9,11 +9,12 @@ the one queue, not in a queue of its own that goes first; and where the host is 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.core.block_pool import NULL_BLOCK
+from cbviz.core.block_pool import LONG_LIST, NULL_BLOCK, ids_of, runs_of
 from cbviz.core.kv_manager import KVManager
 from cbviz.core.request import Request
 from cbviz.messages import SchedulerOutput
@@ -24,8 +25,19 @@ class HostPool:
 
     def __init__(self, num_blocks: int, undo: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
         self.num_blocks = num_blocks
-        self.free = list(range(num_blocks - 1, -1, -1))
+        self.free = array("i", range(num_blocks - 1, -1, -1))
         self.undo = undo
+
+    def snapshot(self, *, whole: bool = False) -> dict[str, Any]:
+        """The free blocks as primitives. `whole`: one by one, however many there are."""
+        return {"host_free": list(self.free)} if whole or len(self.free) <= LONG_LIST else {"host_free_runs": runs_of(self.free)}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """What `snapshot` made; all are free where it was made before there was a host."""
+        if "host_free_runs" in data:
+            self.free[:] = array("i", ids_of(data["host_free_runs"]))
+        else:
+            self.free[:] = array("i", data.get("host_free", range(self.num_blocks - 1, -1, -1)))
 
     def take(self, n: int) -> list[int]:
         """`n` blocks; the caller has checked that they are there."""
@@ -71,5 +83,5 @@ def restored_prefix(r: Request, kv: KVManager) -> list[int]:
     return [NULL_BLOCK] * r.num_null_blocks if kv.sliding_window else kv.find_prefix(r)
 
 
-def _drop_last(ids: list[int], n: int) -> None:
+def _drop_last(ids: array[int], n: int) -> None:
     del ids[len(ids) - n :]

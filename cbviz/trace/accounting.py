@@ -55,7 +55,7 @@ def count_slots(state: State) -> SlotAccount:
                 partly += size - filled
             else:
                 reserved += size
-        elif state.cached[block]:
+        elif state.is_cached(block):
             cached += size
         else:
             free += size
@@ -92,7 +92,7 @@ def check_trace(trace: Trace) -> None:
                 f"step {record.step}: gauges say {g.num_running} running and {g.num_waiting} waiting, the fold has {running} and {len(state.waiting)}"
             )
         if blocks:
-            cached = sum(1 for b in range(1, state.num_blocks) if state.cached[b] and not state.ref_count(b))
+            cached = sum(1 for b in range(1, state.num_blocks) if state.is_cached(b) and not state.ref_count(b))
             assert (g.num_free_blocks, g.num_cached_blocks) == (state.num_free_blocks, cached), (
                 f"step {record.step}: gauges say {g.num_free_blocks} free blocks, {g.num_cached_blocks} of them cached; the fold has {state.num_free_blocks} and {cached}"
             )

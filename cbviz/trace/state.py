@@ -7,7 +7,8 @@ Owns `State` (what the views draw) and the rules by which each event changes it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cbviz import events as ev
@@ -19,6 +20,8 @@ STATES = ("none", "waiting", "prefill", "decode", "preempted", "swapped", "finis
 CODE = {name: i for i, name in enumerate(STATES)}
 NORMAL_ENDS = ("length", "stop", "max_model_len")
 NULL_BLOCK = 0
+FIRST_BLOCKS = 16_384
+"""Blocks for which a state has room from the start; for others room is made when one is used, so that a state of a huge pool stays small."""
 
 
 class RequestState:
@@ -129,12 +132,13 @@ class State:
         """Requests without one, in the order in which they will be asked."""
         self.holders: dict[int, list[int]] = {}
         """Block id -> indices of the requests whose table holds it."""
-        self.position = [0] * num_blocks
-        """Place of the block in its holders' tables."""
-        self.last_owner = [-1] * num_blocks
+        self.position: array[int] = array("i")
+        """Place of the block in its holders' tables. This and the next two are as long as the highest block that was ever used needs: ask `place` and so on."""
+        self.last_owner: array[int] = array("i")
         """Index of the request that held the block last, -1 if none did."""
-        self.cached = bytearray(num_blocks)
+        self.cached = bytearray()
         """1: the block has a hash and can be found."""
+        self._grow(min(num_blocks, FIRST_BLOCKS))
         self.touched: set[int] = set()
         """Blocks changed since a reader last cleared this set (for incremental drawing)."""
         self.changed: set[int] = set()
@@ -175,21 +179,49 @@ class State:
         """Requests all of whose sequences have ended, refused ones included."""
         return self.num_requests - len({r.parent or r.request_id for r in self.by_index if not r.finished})
 
+    def place(self, block_id: int) -> int:
+        """Place of the block in its holders' tables."""
+        return self.position[block_id] if block_id < len(self.position) else 0
+
+    def held_last(self, block_id: int) -> int:
+        """Index of the request that held the block last, -1 if none did."""
+        return self.last_owner[block_id] if block_id < len(self.last_owner) else -1
+
+    def is_cached(self, block_id: int) -> bool:
+        """Whether the block has a hash and can be found."""
+        return block_id < len(self.cached) and bool(self.cached[block_id])
+
+    def _grow(self, num_blocks: int) -> None:
+        """Room for blocks 0 .. `num_blocks` - 1 at least."""
+        extra = num_blocks - len(self.cached)
+        if extra > 0:
+            self.position.extend(array("i", bytes(4 * extra)))
+            self.last_owner.extend(array("i", b"\xff" * (4 * extra)))
+            self.cached.extend(bytes(extra))
+
+    def _room(self, block_ids: Iterable[int]) -> None:
+        """Room for these blocks. Raises IndexError for one that the pool does not have."""
+        top = max(block_ids, default=0)
+        if top >= len(self.cached):
+            if top >= self.num_blocks:
+                raise IndexError(f"block {top} is not in this pool: it has blocks 0..{self.num_blocks - 1}")
+            self._grow(min(self.num_blocks, max(top + 1, 2 * len(self.cached))))
+
     def ref_count(self, block_id: int) -> int:
         return len(self.holders.get(block_id, ()))
 
     def owner(self, block_id: int) -> int:
         """Index of the request that holds the block (the first of several), or held it last; -1 if nobody did."""
         held = self.holders.get(block_id)
-        return held[0] if held else self.last_owner[block_id]
+        return held[0] if held else self.held_last(block_id)
 
     def fill(self, block_id: int) -> int:
         """Slots of the block that hold a token, as far as its fullest holder has come."""
         held = self.holders.get(block_id)
         if not held:
-            return self.block_size if self.cached[block_id] else 0
+            return self.block_size if self.is_cached(block_id) else 0
         most = max(self.by_index[i].num_computed_tokens for i in held)
-        return max(0, min(self.block_size, most - self.position[block_id] * self.block_size))
+        return max(0, min(self.block_size, most - self.place(block_id) * self.block_size))
 
     def block_kind(self, block_id: int) -> str:
         """`null`, `shared`, `used`, `reserved` (taken, no token yet), `cached` (free but findable) or `free`."""
@@ -200,7 +232,7 @@ class State:
             return "shared"
         if n:
             return "used" if self.fill(block_id) else "reserved"
-        return "cached" if self.cached[block_id] else "free"
+        return "cached" if self.is_cached(block_id) else "free"
 
     @property
     def num_host_blocks(self) -> int:
@@ -240,8 +272,8 @@ class State:
         new.running = self.running.copy()
         new.waiting = self.waiting.copy()
         new.holders = {b: h.copy() for b, h in self.holders.items()}
-        new.position = self.position.copy()
-        new.last_owner = self.last_owner.copy()
+        new.position = self.position[:]
+        new.last_owner = self.last_owner[:]
         new.cached = self.cached[:]
         new.touched = set()
         new.changed = set()
@@ -292,6 +324,7 @@ class State:
                     self.changed.add(r.index)
 
     def _take(self, r: RequestState, block_ids: list[int]) -> None:
+        self._room(block_ids)
         for b in block_ids:
             self.position[b] = len(r.block_ids)
             r.block_ids.append(b)
@@ -342,11 +375,12 @@ def _configured(s: State, e: ev.Configured, record: StepRecord) -> None:
 
 
 def _resized(s: State, e: ev.Resized, record: StepRecord) -> None:
-    old, extra = s.num_blocks, max(0, e.num_blocks - s.num_blocks)
-    s.position, s.last_owner, s.cached = s.position + [0] * extra, s.last_owner + [-1] * extra, s.cached + bytes(extra)
+    old = s.num_blocks
+    s.num_blocks = max(old, e.num_blocks)
+    to = dict(e.moved)
+    s._room([*e.dropped, *to, *to.values()])
     for b in e.dropped:
         s.cached[b] = 0
-    to = dict(e.moved)
     for a, b in to.items():
         if a in s.holders:
             s.holders[b] = s.holders.pop(a)
@@ -357,6 +391,7 @@ def _resized(s: State, e: ev.Resized, record: StepRecord) -> None:
         s.changed.add(r.index)
     del s.position[e.num_blocks :], s.last_owner[e.num_blocks :], s.cached[e.num_blocks :]
     s.num_blocks = e.num_blocks
+    s._grow(min(s.num_blocks, FIRST_BLOCKS))
     s.touched.update(range(1, max(old, e.num_blocks)))
 
 
@@ -405,6 +440,7 @@ def _copied(s: State, e: ev.Copied, record: StepRecord) -> None:
     r = s.requests[e.request_id]
     s._drop(r, [e.src])
     r.block_ids[e.place] = e.dst
+    s._room((e.dst,))
     s.position[e.dst] = e.place
     s.holders.setdefault(e.dst, []).append(r.index)
     s.last_owner[e.dst] = r.index
@@ -480,6 +516,7 @@ def _executed(s: State, e: ev.Executed, record: StepRecord) -> None:
 
 
 def _block_cached(s: State, e: ev.BlockCached, record: StepRecord) -> None:
+    s._room((e.block_id,))
     s.cached[e.block_id] = 1
     s.touched.add(e.block_id)
 

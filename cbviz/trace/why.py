@@ -75,7 +75,7 @@ def _contents(trace: Trace, at: Cursor) -> dict[int, tuple[str, int]]:
         elif isinstance(e, ev.Resized):
             filled.update({b: filled[a] for a, b in e.moved if a in filled})
     state = trace.state(at)
-    return {b: (owner, state.position[b]) for b, owner in filled.items() if b < state.num_blocks and state.cached[b]}
+    return {b: (owner, state.place(b)) for b, owner in filled.items() if b < state.num_blocks and state.is_cached(b)}
 
 
 def _hits(trace: Trace, state: State, at: Cursor, request_id: str) -> list[int]:
@@ -545,9 +545,9 @@ def _block_now(state: State, block_id: int, kind: str, holders: list[str], life:
     if holders:
         fill = f"{state.fill(block_id)} of its {state.block_size} slots hold a token"
         who = f"is held by {holders[0]}" if len(holders) == 1 else f"is shared by {listed(holders)}"
-        return f"Block {block_id} {who}, as block {state.position[block_id]} of {'its table' if len(holders) == 1 else 'their tables'}; {fill}"
+        return f"Block {block_id} {who}, as block {state.place(block_id)} of {'its table' if len(holders) == 1 else 'their tables'}; {fill}"
     if kind == "cached":
-        last = state.by_index[state.last_owner[block_id]].request_id if state.last_owner[block_id] >= 0 else "nobody"
+        last = state.by_index[state.held_last(block_id)].request_id if state.held_last(block_id) >= 0 else "nobody"
         return f"Block {block_id} is free, but what {last} left in it can still be found; nobody has used it for {count(idle, 'step')}"
     return f"Block {block_id} is free" + (f", for {count(idle, 'step')}; its content can't be found" if life else ": it was never used")
 

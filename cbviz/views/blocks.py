@@ -179,10 +179,10 @@ def describe_block(state: State, block: int) -> str:
     holders = [label(state, i) for i in state.holders.get(block, ())]
     if holders:
         who = f"shared by {len(holders)}: {', '.join(holders[:6])}{', ...' if len(holders) > 6 else ''}" if len(holders) > 1 else f"held by {holders[0]}"
-        return f"block {block}, {who}, place {state.position[block]} in the table<br>{state.fill(block)} of {state.block_size} slots hold a token" + (
-            ", can be found by its hash" if state.cached[block] else ""
+        return f"block {block}, {who}, place {state.place(block)} in the table<br>{state.fill(block)} of {state.block_size} slots hold a token" + (
+            ", can be found by its hash" if state.is_cached(block) else ""
         )
-    last = label(state, state.last_owner[block])
+    last = label(state, state.held_last(block))
     if kind == "cached":
         return f"block {block}, free, but still cached" + (f": {last} used it last" if last else "")
     if state.fragmented:
@@ -214,7 +214,7 @@ def block_table_rows(trace: Trace, request: str, cursor: Cursor | int | None = N
         [state.block_kind(b) for b in ids],
         np.array([state.ref_count(b) for b in ids], dtype=np.int64),
         np.array([state.fill(b) if b else 0 for b in ids], dtype=np.int64),
-        np.array([bool(state.cached[b]) for b in ids], dtype=bool),
+        np.array([state.is_cached(b) for b in ids], dtype=bool),
         [[state.by_index[i].request_id for i in state.holders.get(b, ())] for b in ids],
     )
 
