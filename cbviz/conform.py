@@ -19,6 +19,24 @@ from cbviz.core.scheduler import Scheduler
 from cbviz.messages import RequestSpec, RunnerOutput, Sampling, SchedulerOutput
 from cbviz.runners.base import Runner
 
+LISTS: dict[str, tuple[bool, str]] = {
+    "added": (True, "the order in which add_request was called"),
+    "aborted": (True, "the order in which finish_requests was called: blocks come back in it"),
+    "scheduled": (True, "num_scheduled_tokens, a dict filled as requests are scheduled: the order of the batch"),
+    "new": (True, "scheduled_new_reqs, a list in order of admission"),
+    "resumed": (False, "resumed_req_ids is a set"),
+    "preempted": (False, "preempted_req_ids is a set; the waiting queue and the free blocks show the order"),
+    "finished_told": (False, "finished_req_ids is a set, whose order changes from run to run"),
+    "running": (True, "a list: the order in which requests get their tokens, and in which they are preempted"),
+    "waiting": (True, "a queue"),
+    "sampled": (True, "requests that sampled, in the order of the batch"),
+    "finished": (False, "put together from the requests' statuses, by whoever recorded"),
+}
+"""Each compared key that is a list, or may be one: whether vLLM orders it, and why. Of the unordered ones the members are compared.
+
+The other keys are numbers, or objects by request id, which Python compares without regard to their order. Tables of block ids and lists of tokens
+inside an object are always compared in order.
+"""
 ENGINE_KEYS = ("added", "scheduled", "new", "resumed", "preempted", "finished_told", "running", "waiting", "blocks", "new_blocks", "free_blocks", "sampled", "appended", "finished",
                "computed_after", "free_blocks_after")
 SPEC_KEYS = ("drafts", "accepted", "proposed")
@@ -108,14 +126,14 @@ def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
     while step <= last_input or s.has_unfinished:
         added = [q for q in requests if q["arrival_step"] == step]
         aborted = [q["id"] for q in requests if q.get("abort_step") == step]
-        row = _play(s, order, step, added, aborted, fake_model, ignore_eos=True)
+        row = _play(s, step, added, aborted, fake_model, ignore_eos=True)
         row["tokens"] = row["appended"]
-        row["sampled"], row["finished"] = list(row["sampled"]), sorted(row["finished"], key=order.__getitem__)
+        row["sampled"], row["finished"] = list(row["sampled"]), list(row["finished"])
         yield row
         step += 1
 
 
-def _play(s: Scheduler, order: dict[str, int], step: int, added: list[dict[str, Any]], aborted: list[str], execute: Callable[[SchedulerOutput], RunnerOutput],
+def _play(s: Scheduler, step: int, added: list[dict[str, Any]], aborted: list[str], execute: Callable[[SchedulerOutput], RunnerOutput],
           ignore_eos: bool) -> dict[str, Any]:
     """One step of ours, described in the recordings' keys."""
     s.begin()
@@ -138,9 +156,9 @@ def _play(s: Scheduler, order: dict[str, int], step: int, added: list[dict[str, 
         "aborted": gone,
         "scheduled": [[c.request_id, c.num_tokens, c.start] for c in plan.chunks],
         "new": [e.request_id for e in events if isinstance(e, ev.Admitted) and not e.resumed],
-        "resumed": sorted((e.request_id for e in events if isinstance(e, ev.Admitted) and e.resumed), key=order.__getitem__),
-        "preempted": sorted((e.request_id for e in events if isinstance(e, ev.Preempted)), key=order.__getitem__),
-        "finished_told": sorted(plan.finished_ids, key=order.__getitem__),
+        "resumed": [e.request_id for e in events if isinstance(e, ev.Admitted) and e.resumed],
+        "preempted": [e.request_id for e in events if isinstance(e, ev.Preempted)],
+        "finished_told": list(plan.finished_ids),
         "running": [r.request_id for r in s.running],
         "waiting": [r.request_id for r in s.waiting],
         "blocks": {r.request_id: list(r.block_ids) for r in s.running},
@@ -170,7 +188,6 @@ def replay_engine(lines: list[dict[str, Any]], requests: list[dict[str, Any]], r
     head = lines[0]
     s = Scheduler(engine_config(head), eos_token_ids=runner.eos_token_ids, keep_planned_hashes=True)
     runner.reset()
-    order = {q["id"]: i for i, q in enumerate(requests)}
     by_id = {q["id"]: q for q in requests}
     theirs = [x["added"] for x in lines if x["kind"] == "step"] if head["options"].get("alone") else None
     last = max(q["arrival_step"] for q in requests)
@@ -180,7 +197,7 @@ def replay_engine(lines: list[dict[str, Any]], requests: list[dict[str, Any]], r
             added = [by_id[i] for i in theirs[step]] if step < len(theirs) else []
         else:
             added = [q for q in requests if q["arrival_step"] == step]
-        yield _play(s, order, step, added, [], runner.execute, ignore_eos=False)
+        yield _play(s, step, added, [], runner.execute, ignore_eos=False)
         step += 1
 
 
@@ -199,6 +216,13 @@ def engine_config(head: dict[str, Any]) -> EngineConfig:
     )
 
 
+def same(key: str, ours: Any, theirs: Any) -> bool:
+    """Whether a key's two values are equal, in order only where vLLM has one."""
+    if isinstance(ours, list) and isinstance(theirs, list) and not LISTS[key][0]:
+        return sorted(ours) == sorted(theirs)
+    return bool(ours == theirs)
+
+
 def _compare(name: str, rows: Iterator[dict[str, Any]], theirs: list[dict[str, Any]], keys: tuple[str, ...]) -> Outcome:
     """The first step and key that differ, in the recording's own step numbers (from 0)."""
     n = 0
@@ -206,7 +230,7 @@ def _compare(name: str, rows: Iterator[dict[str, Any]], theirs: list[dict[str, A
         if n > len(theirs):
             return Outcome(name, False, len(theirs), n - 1, "steps", f"step {n - 1} runs", "the recording has ended")
         for key in keys:
-            if ours[key] != theirs[n - 1][key]:
+            if not same(key, ours[key], theirs[n - 1][key]):
                 return Outcome(name, False, len(theirs), n - 1, key, ours[key], theirs[n - 1][key])
     if n < len(theirs):
         return Outcome(name, False, len(theirs), n, "steps", "everything has finished", f"{len(theirs)} steps")

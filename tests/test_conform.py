@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cbviz.conform import conform, conform_scenario, find, read
+from cbviz.conform import ENGINE_KEYS, LISTS, SPEC_KEYS, STEP_KEYS, conform, conform_scenario, find, read, same
 from cbviz.core.policy import POLICIES, Fcfs
 from cbviz.core.request import RequestView
 from cbviz.core.scheduler import Scheduler
@@ -97,3 +100,64 @@ def test_the_checker_would_notice(conformance: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Scheduler, "_end", leak)
     with pytest.raises(AssertionError, match="reference counts differ"):
         conform_scenario("x", read(find([conformance / "vllm-0.32"])[0]))
+
+
+# order: compared only where vLLM has one --------------------------------------------------------------------------------
+
+
+def turned_round(d: dict[str, Any], key: str) -> tuple[dict[str, Any], int]:
+    """The recording with the first list of `key` that has two different members turned round, and its step; step -1: there is none."""
+    changed = copy.deepcopy(d)
+    for row in changed["steps"]:
+        if len(row[key]) > 1 and row[key] != row[key][::-1]:
+            row[key].reverse()
+            return changed, row["step"]
+    return changed, -1
+
+
+@pytest.mark.parametrize("key", [k for k in STEP_KEYS if k in LISTS])
+def test_order_counts_where_the_original_orders(key: str, conformance: Path) -> None:
+    """Given a recording with one list turned round, when it is replayed, then that is a difference only if vLLM orders the list."""
+    ordered = LISTS[key][0]
+    for path in find([conformance / "vllm-0.32"]):
+        changed, step = turned_round(read(path), key)
+        if step >= 0:
+            out = conform_scenario("x", changed)
+            assert (out.equal, out.step, out.key) == ((False, step, key) if ordered else (True, None, None))
+            return
+    pytest.skip(f"no recording has two members in {key!r} of one step")
+
+
+def test_every_list_of_the_recordings_says_whether_it_is_ordered(conformance: Path) -> None:
+    """A new key of lists must be looked up in vLLM before it is compared."""
+    assert LISTS.keys() <= {*STEP_KEYS, *ENGINE_KEYS}
+    for path in find([conformance / "vllm-0.32", conformance / "vllm-0.32-spec", conformance / "vllm-0.32-inproc"]):
+        d = read(path)
+        steps = d["steps"] if isinstance(d, dict) else [row for row in d if row["kind"] == "step"]
+        keys = {*STEP_KEYS, *ENGINE_KEYS, *SPEC_KEYS}
+        assert {k for row in steps for k, v in row.items() if isinstance(v, list) and k in keys} <= LISTS.keys(), path.name
+
+
+def test_a_set_in_another_order_is_the_same_set() -> None:
+    for key, (ordered, _) in LISTS.items():
+        assert same(key, ["r1", "r2"], ["r2", "r1"]) is not ordered
+        assert not same(key, ["r1", "r1", "r2"], ["r1", "r2", "r2"])
+        assert not same(key, ["r1"], ["r1", "r2"])
+
+
+@pytest.mark.model
+def test_a_whole_engines_finished_requests_are_a_set(conformance: Path, tmp_path: Path) -> None:
+    """Two requests end in one step of this recording. vLLM tells of them in any order; the waiting queue has but one."""
+    name, told = "prio_b64_prefix", "finished_told"
+    lines = read(conformance / "vllm-0.32-inproc" / f"{name}.jsonl.gz")
+    shutil.copy(conformance / "vllm-0.32-inproc" / "workload.json", tmp_path)
+    row = next(x for x in lines if x["kind"] == "step" and len(x[told]) > 1)
+    row[told].reverse()
+    recording = tmp_path / f"{name}.jsonl"
+    recording.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert [(o.name, o.equal) for o in conform([recording])] == [(name, True)]
+
+    row = next(x for x in lines if x["kind"] == "step" and len(x["waiting"]) > 1)
+    row["waiting"].reverse()
+    recording.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert [(o.step, o.key) for o in conform([recording])] == [(row["step"], "waiting")]
