@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -72,6 +73,16 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value  # the next access is a plain one
     return value
+
+
+def _in_a_kernel() -> bool:
+    """True in a notebook's kernel; asks only what is loaded already."""
+    ipykernel = sys.modules.get("ipykernel.kernelapp")
+    return ipykernel is not None and ipykernel.IPKernelApp.initialized()
+
+
+if _in_a_kernel():
+    importlib.import_module("cbviz.app.figures").install()
 
 
 def __dir__() -> list[str]:
