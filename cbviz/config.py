@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -392,13 +393,27 @@ def as_run(spec: ModelSpec, config: EngineConfig) -> ModelSpec:
 CONFIG_FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(EngineConfig)}
 
 
+def name_problems(names: Iterable[str], known: Iterable[str] | None = None, what: str = "field") -> list[str]:
+    """A sentence for each name that is not known, with the nearest one that is. `known`: by default the fields of EngineConfig."""
+    known = list(CONFIG_FIELDS if known is None else known)
+    problems = []
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            problems.append(f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
+    return problems
+
+
 def check_names(changes: dict[str, Any]) -> dict[str, Any]:
-    """Raises ConfigError if a key is no field of EngineConfig."""
-    for name in changes:
-        if name not in CONFIG_FIELDS:
-            near = difflib.get_close_matches(name, CONFIG_FIELDS, n=1)
-            raise ConfigError(f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(CONFIG_FIELDS)}"))
+    """Raises ConfigError if keys are no fields of EngineConfig; it names all of them."""
+    if problems := name_problems(changes):
+        raise ConfigError("\n".join(problems))
     return changes
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raises ConfigError if field `name` cannot have this value, whatever the others are."""
+    _check_field(CONFIG_FIELDS[name], value)
 
 
 def parse_value(name: str, text: str) -> Any:

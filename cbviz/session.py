@@ -15,15 +15,14 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
+from cbviz import checks
 from cbviz import cost as costs
 from cbviz import events as ev
 from cbviz import workload as workloads
 from cbviz.breakpoints import Breakpoint, Predicate, Stop, Watch, as_breakpoint, held, last_stop, next_stop, on, stop_of
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run, check_names, clean_text
-from cbviz.core.policy import get_policy
 from cbviz.core.replay import ReplayError
 from cbviz.core.scheduler import DIGEST_FORM
-from cbviz.core.speculative import get_proposer
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
@@ -67,14 +66,11 @@ class Session:
 
     def __init__(self, workload: str | Path | Sequence[RequestSpec] | None = "article", *, runner: str | Runner = "torch", model: str = "smollm2", seed: int = 0,
                  autosave: str | Path | None = None, progress: Callable[..., None] | None = None, workload_params: dict[str, Any] | None = None, **config: Any) -> None:
-        asked = EngineConfig(**check_names({"seed": seed, **config}))
+        asked = checks.config_of({"seed": seed, **config})
         self.model = clean_text(model) if isinstance(model, str) else model
         self.runner_name = runner if isinstance(runner, str) else getattr(runner, "name", type(runner).__name__)
         self.workload_params = dict(workload_params or {})
         # What can be known to be wrong is said before a model is loaded.
-        get_policy(asked.policy)
-        get_proposer(asked.speculative)
-        devices.get(asked.modelled_device)
         if asked.clock == "measured" and (runner == "sim" or getattr(runner, "simulated", False)):
             raise ConfigError(f"clock is 'measured', but runner {self.runner_name} computes nothing whose time could be measured: leave clock empty or 'modelled'")
         if not isinstance(model, str):

@@ -160,7 +160,7 @@ class Debugger:
         live, p = self._live(s, "fork"), self.p
         await p.stop()
         at = int(m.get("at", self._at(s).step))
-        changes = {str(k): opening.typed(str(k), v if v != "" else None) for k, v in (m.get("changes") or {}).items()}
+        changes = p.allowed.values(p.settings, {str(k): v if v != "" else None for k, v in (m.get("changes") or {}).items()})
         add = [{"prompt": str(m["prompt"]), "chat": live.tokenizer is not None, **opening.asked(m)}] if m.get("prompt") else []
         remove = [str(m["remove"])] if m.get("remove") else []
         if getattr(live.runner, "kv", None) is not None:

@@ -11,9 +11,9 @@ import anywidget
 import traitlets
 
 from cbviz.app import assets, light, opening
+from cbviz.app.allowed import Allowed
 from cbviz.app.opening import Settings
 from cbviz.app.player import Player
-from cbviz.config import ConfigError
 from cbviz.session import Session
 from cbviz.trace import Trace
 
@@ -59,18 +59,17 @@ def explorer(session: Session | Trace | None = None, *, scenario: str | None = N
     lacking = light.reason() if named is None and session is None else ""
     settings = Settings(wanted, named or (opening.TAPE if lacking else "smollm2"), dict(config))
     settings = settings.playable() if lacking else settings
+    alone = not in_voila or os.environ.get("CBVIZ_ALONE") == "1"
+    host = settings
     place: dict[str, str] = {}
     shown: Any = session
-    problem = ""
+    problems: list[str] = []
     if isinstance(session, Trace):
         shown = opening.Recording(session, "it was opened from a file")
     elif session is None and query:
-        try:
-            settings, place = opening.query_settings(query, settings)
-        except ConfigError as e:
-            problem = str(e)
+        settings, place, problems = Allowed(host, alone).link(query)
     widget = Explorer()
-    step = int(place["step"]) if place.get("step", "").isdigit() else None
+    step = int(place["step"]) if "step" in place else None
     main = threading.get_ident()
 
     def send(message: dict[str, Any], buffers: list[bytes]) -> None:
@@ -82,9 +81,9 @@ def explorer(session: Session | Trace | None = None, *, scenario: str | None = N
     player = Player(send, settings, session=shown, run=place.get("run"), at_step=step, address=in_voila and session is None,
                     allow_code=in_voila and os.environ.get("CBVIZ_ALLOW_CODE") == "1",
                     note=f"Light mode, without the real model: {lacking}." if lacking else "", loop=loop,
-                    browser=os.environ.get("CBVIZ_BROWSER", ""), alone=not in_voila or os.environ.get("CBVIZ_ALONE") == "1")
+                    browser=os.environ.get("CBVIZ_BROWSER", ""), alone=alone, host=host)
     widget.player = player
-    if problem:
-        player.notice(problem, bad=True)
+    if problems:
+        player.notice("\n".join(["These parts of the address are wrong and were ignored:", *problems]), bad=True)
     widget.on_msg(lambda _, message, buffers: player.receive(message))
     return widget

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import parse_qsl
 
 from cbviz import recordings
 from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, check_names, parse_value
@@ -91,22 +90,6 @@ def typed(name: str, value: Any) -> Any:
     """A control's value as the config field `name` wants it. Raises ConfigError naming the field and the limit."""
     check_names({name: value})
     return parse_value(name, value) if isinstance(value, str) else value
-
-
-def query_settings(query: str, settings: Settings) -> tuple[Settings, dict[str, str]]:
-    """`?scenario=burst&seed=3&num_blocks=64&run=...&step=12` over `settings`; returns also `run` and `step`. Unknown keys are not ours and ignored.
-
-    Raises ConfigError for a config field with a bad value.
-    """
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    changes = {k: v for k, v in given.items() if k in ("scenario", "model") or k in CONFIG_FIELDS}
-    if changes.get("scenario") and changes["scenario"] not in PRESETS:
-        raise ConfigError(f"scenario is {changes['scenario']!r}, it must be one of {', '.join(PRESETS)}")
-    if changes.get("model") and changes["model"] not in (SIM, TAPE, settings.model, *hub.names()):  # a link must not make this machine fetch or open what its author likes
-        raise ConfigError(f"model is {changes['model']!r}, in an address it must be one of {', '.join([*hub.names(), TAPE, SIM])}; others are named on the command line")
-    place: dict[str, str] = {k: given[k] for k in ("run", "step") if k in given}
-    settings = settings.changed(changes) if changes else settings
-    return settings.playable() if "model" not in changes else settings, place
 
 
 def asked(m: Mapping[str, Any]) -> dict[str, Any]:

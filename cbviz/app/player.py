@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cbviz.app import kept, opening, typed
+from cbviz.app.allowed import Allowed
 from cbviz.app.alone import alone_message
 from cbviz.app.debugger import Debugger
 from cbviz.app.opening import Recording, Settings, Shown
@@ -51,11 +52,14 @@ class Player:
     """One page and its session. `send(message, buffers)` reaches the page; `receive(message)` is what it sends."""
 
     def __init__(self, send: Send, settings: Settings, *, session: Shown | None = None, run: str | None = None, at_step: int | None = None, address: bool = False,
-                 allow_code: bool = False, note: str = "", loop: asyncio.AbstractEventLoop | None = None, browser: str = "", alone: bool = True) -> None:
+                 allow_code: bool = False, note: str = "", loop: asyncio.AbstractEventLoop | None = None, browser: str = "", alone: bool = True,
+                 host: Settings | None = None) -> None:
         self._send = send
         self.loop = loop or asyncio.get_running_loop()
         self.settings = settings
         self._first = settings.copy()
+        self.allowed = Allowed((host or settings).copy(), alone)
+        """What messages of the page may ask for."""
         self.allow_code = allow_code
         """The page may send a policy's code. Without it no message makes the kernel run any."""
         self.note = note
@@ -162,7 +166,12 @@ class Player:
 
     def controls(self) -> None:
         notes = [*filter(None, [self.note]), *(self.session.notes if self.session is not None else [])]
-        self.post({"type": "controls", "fields": opening.controls(self.settings, self.session), "notes": notes, "locked": bool(self._live.get("loading"))})
+        fields = opening.controls(self.settings, self.session)
+        may = {*self.allowed.models(), self.allowed.host.model, self.settings.model}
+        for row in fields:
+            if row["name"] == "model":
+                row["options"] = [o for o in row["options"] if o[0] in may]
+        self.post({"type": "controls", "fields": fields, "notes": notes, "locked": bool(self._live.get("loading"))})
 
     def flush(self) -> None:
         """Sends the page what it lacks, unless it is behind by the window."""
@@ -359,11 +368,12 @@ class Player:
         return True
 
     def _refuse(self, e: Exception, field: str | None = None) -> None:
-        """Says what is wrong at the field it names, else in the banner."""
+        """Says each thing that is wrong at the field it names, else in the banner."""
         text = _text(e)
-        named = field or next((f for f in opening.LABELS if text.startswith((f"{f} ", f"unknown {f} "))), None)
         self.tell(loading=None, progress=-1)
-        self.post({"type": "said", "field": named, "error": text})
+        for line in text.split("\n"):
+            named = field or next((f for f in opening.LABELS if line.startswith((f"{f} ", f"unknown {f} "))), None)
+            self.post({"type": "said", "field": named, "error": line})
         if self.session is None:
             self.tell(banner=text, bad=True, offer={"text": "Try again", "cmd": "again"})
         self.controls()
@@ -421,7 +431,7 @@ class Player:
             return
         if name == "restart":
             try:
-                await self._restart(self.settings.changed(m["changes"]))
+                await self._restart(self.allowed.change(self.settings, m["changes"]))
             except UserErrors as e:
                 self._refuse(e)
             return
@@ -663,7 +673,7 @@ class Player:
         if not isinstance(s, Session):
             return
         try:
-            value = typed = opening.typed(field, value)
+            value = typed = self.allowed.values(self.settings, {field: value})[field]
             if not CONFIG_FIELDS[field].metadata["live"]:
                 raise ConfigError(f"{field} takes a restart")
             await self.work(lambda: s.configure(**{field: typed}))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cbviz import checks
 from cbviz.cli.terminal import Bar
-from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, EngineConfig, parse_value
+from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError
 
 if TYPE_CHECKING:
     from cbviz.session import Session
@@ -42,16 +43,19 @@ def _pairs(given: Iterable[str], option: str) -> dict[str, str]:
 
 
 def explicit_fields(sets: Sequence[str], discipline: str | None, policy: str | None, kernels: str | None = None) -> dict[str, Any]:
-    """Config fields that the user named, checked. Raises ConfigError for a bad one, or one named twice."""
-    fields: dict[str, Any] = {name: parse_value(name, value) for name, value in _pairs(sets, "--set").items()}
+    """Config fields that the user named, checked. Raises ConfigError that says all that is wrong: unknown fields, bad values, one named twice."""
+    texts = _pairs(sets, "--set")
     for name, value in (("discipline", discipline), ("policy", policy), ("kernels", kernels)):
         if value is not None:
-            if name in fields:
+            if name in texts:
                 raise ConfigError(f"{name} is given twice, by --{name} and by --set")
-            fields[name] = value
-    if "seed" in fields:
+            texts[name] = value
+    if "seed" in texts:
         raise ConfigError("seed has an option of its own: --seed, which holds for the workload too")
-    EngineConfig(**fields)
+    fields, problems = checks.parsed(texts)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    checks.config_of(fields)
     return fields
 
 

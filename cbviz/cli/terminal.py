@@ -63,7 +63,8 @@ def _one_line(e: BaseException) -> str:
         return f"{e.filename}: {e.strerror or e}"
     if isinstance(e, MemoryError):
         return "out of memory: choose a smaller workload or pool"
-    return " ".join(str(e).split()) or type(e).__name__
+    lines = str(e).splitlines() if isinstance(e, ConfigError) else [str(e)]  # a ConfigError has a line for each thing that is wrong
+    return "; ".join(filter(None, (" ".join(line.split()) for line in lines))) or type(e).__name__
 
 
 def say(text: str) -> None:

@@ -45,14 +45,18 @@ def check(name_or_path: str | Path, **params: Any) -> None:
 
 
 def _check(params: dict[str, Any], known: dict[str, Any], what: str) -> None:
+    problems = []
     for key, value in params.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise ConfigError(f"{what} has no parameter {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"))
+            problems.append(f"{what} has no parameter {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"))
+            continue
         kind = (int, float) if isinstance(known[key], float) else (int, str) if key in ("prompt_len", "output_len") else str if isinstance(known[key], str) else int
         if isinstance(value, bool) or not isinstance(value, kind):
             if value is not None or known[key] is not None:
-                raise ConfigError(f"{what}: {key} must be {'a number' if kind == (int, float) else 'text' if kind is str else 'a whole number'}, got {shown(value)}")
+                problems.append(f"{what}: {key} must be {'a number' if kind == (int, float) else 'text' if kind is str else 'a whole number'}, got {shown(value)}")
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 __all__ = ["PRESETS", "Preset", "build", "check"]

@@ -10,6 +10,7 @@ import pytest
 
 from cbviz import recordings
 from cbviz.app import light, opening
+from cbviz.app.allowed import Allowed
 from cbviz.app.opening import Settings
 from cbviz.core.policy import POLICIES
 from cbviz.session import Session
@@ -98,9 +99,9 @@ def test_back_to_the_links_start() -> None:
 def test_light_mode_begins_with_recorded_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(light, "free_bytes", lambda: 0.3e9)
     assert light.reason() == "300 MB of memory are free, the real model wants 750"
-    settings, _ = opening.query_settings("scenario=preemption&num_blocks=40", Settings("chat", "tape"))
+    settings, _, _ = Allowed(Settings("chat", "tape")).link("scenario=preemption&num_blocks=40")
     assert (settings.scenario, settings.model) == ("preemption", "tape")
-    assert opening.query_settings("scenario=burst", Settings("chat", "tape"))[0].model == "sim"
+    assert Allowed(Settings("chat", "tape")).link("scenario=burst")[0].model == "sim"
     titles = {o[0]: o[1] for o in opening.controls(settings, None)[0]["options"]}
     assert {k for k, v in titles.items() if v.endswith("(recorded)")} == set(recordings.NAMES)
 

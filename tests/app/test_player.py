@@ -542,19 +542,6 @@ def test_prompts_never_become_markup() -> None:
             assert word not in source, f"{f.name} uses {word}"
 
 
-def test_query_settings() -> None:
-    s, place = opening.query_settings("scenario=burst&seed=3&num_blocks=64&run=abcdefgh&step=5", Settings())
-    assert (s.scenario, s.config, place) == ("burst", {"seed": 3, "num_blocks": 64}, {"run": "abcdefgh", "step": "5"})
-    with pytest.raises(ValueError, match="scenario"):
-        opening.query_settings("scenario=x", Settings())
-    with pytest.raises(ValueError, match="model"):
-        opening.query_settings("model=some/repo", Settings())
-    assert opening.query_settings("model=own.gguf", Settings(model="own.gguf"))[0].model == "own.gguf"
-    fields = opening.query_settings("seed=-1", Settings())[0].fields()  # a limit is looked at when the session is made
-    with pytest.raises(ValueError, match="seed"):
-        Session(None, runner="sim", **fields)
-
-
 def test_a_type_of_kv_says_what_it_saves_and_costs_where_it_is_chosen() -> None:
     def told(model: str, shown: Session | None = None) -> dict[str, str]:
         row = next(r for r in opening.controls(Settings("chat", model), shown) if r["name"] == "kv_cache_dtype")
