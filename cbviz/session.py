@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 import msgspec
@@ -25,7 +25,7 @@ from cbviz.core.replay import ReplayError
 from cbviz.core.scheduler import DIGEST_FORM
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
-from cbviz.engine.engine import Engine
+from cbviz.engine.engine import Engine, plain_digest, without_pending
 from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord, sequence_ids
 from cbviz.runners.base import Runner
 from cbviz.trace import alone
@@ -63,6 +63,9 @@ class Session:
     >>> branch.run().step
     581
     """
+
+    _origin: dict[str, Any]
+    """The engine before the first step."""
 
     def __init__(self, workload: str | Path | Sequence[RequestSpec] | None = "article", *, runner: str | Runner = "torch", model: str = "smollm2", seed: int = 0,
                  autosave: str | Path | None = None, progress: Callable[..., None] | None = None, workload_params: dict[str, Any] | None = None, **config: Any) -> None:
@@ -160,10 +163,14 @@ class Session:
         then only the KV blocks still needed are computed. Raises ReplayError where a recorded step does not come out again."""
         h = trace.header
         config = {k: v for k, v in h.config.items() if k in CONFIG_FIELDS and k != "seed"}
-        s = cls(h.requests or h.workload or None, runner=runner or h.runner, model=h.model, seed=h.config.get("seed", 0), progress=progress,
-                workload_params=h.workload_params, **config)
+        workload = h.workload if _made_by_name(h.workload, h.runner) and not h.requests else list(h.requests)
+        if runner is None:
+            runner = _tape_of(trace) if h.runner == "tape" else h.runner
+        s = cls(workload, runner=runner, model=h.model, seed=h.config.get("seed", 0), progress=progress, workload_params=h.workload_params, **config)
         s.workload_name = h.workload
         s._adopt(trace, len(trace))
+        s._ask_again(h.inputs, {i["request_id"]: msgspec.convert(i["spec"], RequestSpec) for i in h.inputs if i["op"] == "add"})
+        s._set_prices()
         if autosave is not None:
             s.autosave(autosave)
         return s
@@ -276,8 +283,10 @@ class Session:
         """What the user did before this step in the run that this one was forked from."""
         if record is None:
             return
-        specs = {x.request_id: x for x in record.arrivals}
-        for i in record.inputs:
+        self._ask_again(record.inputs, {x.request_id: x for x in record.arrivals})
+
+    def _ask_again(self, inputs: list[dict[str, Any]], specs: dict[str, RequestSpec]) -> None:
+        for i in inputs:
             if i["op"] == "add":
                 self.engine.add(specs[i["request_id"]])
             elif i["op"] == "abort":
@@ -657,8 +666,13 @@ class Session:
 
     def _remove(self, rid: str) -> None:
         if rid in self.engine.pending_ids:
+            spec = self._specs()[rid]
             self.engine.discard(rid)
             self._own([x for x in self.workload if x.request_id != rid])
+            self._origin = without_pending(self._origin, spec)
+            for step, frame in self.trace.digests.items():
+                state = without_pending(frame.state, spec)
+                self.trace.digests[step] = Keyframe(step, plain_digest(state), state, DIGEST_FORM)
         else:
             self.abort(rid)
 
@@ -742,8 +756,12 @@ class Session:
         self._changed("reset")
 
     def save(self, path: str | Path) -> Path:
-        """Writes the trace (`.jsonl`, `.jsonl.gz`)."""
-        return self.trace.save(path)
+        """Writes the trace (`.jsonl`, `.jsonl.gz`), and what was asked for since its last step."""
+        self.trace.header.inputs = self.engine.asked()
+        try:
+            return self.trace.save(path)
+        finally:
+            self.trace.header.inputs = []
 
     def autosave(self, path: str | Path) -> None:
         """Writes the trace to `path` now and each step as it is made; a reset begins the file anew."""
@@ -827,11 +845,13 @@ class Session:
         else:
             missing["gaps"] = "no logits were computed"
         full = models.complete(spec)
-        made_by_name = self.workload_name in workloads.PRESETS and self.runner_name != "tape"
+        made_by_name = _made_by_name(self.workload_name, self.runner_name)
+        taped = self.runner_name == "tape"
         return TraceHeader(
             capabilities=names, config=start.to_dict(), model=self.model, runner=self.runner_name, clock=start.clock or "modelled",
             device=_device_name(d), created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             workload=self.workload_name, workload_params=self.workload_params, requests=[] if made_by_name else self.workload,
+            tape=getattr(self.runner, "tokens", {}) if taped else {}, tape_texts=self._taped_texts if taped else {},
             block_size=start.block_size, num_blocks=start.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
             weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)
 
@@ -839,14 +859,12 @@ class Session:
         return {**{s.request_id: s for s in self.workload}, **self.trace.specs}
 
     def _clone_runner(self, config: EngineConfig) -> Runner:
-        if self.runner_name == "torch":
-            from cbviz.runners.torch_runner import TorchRunner
-
-            return TorchRunner(self.runner.model, config)  # type: ignore[attr-defined]
-        if self.runner_name == "sim":
-            from cbviz.runners.sim import SimRunner
-
-            return SimRunner(self._spec_under(config), config.seed)
+        """A runner of the branch's own. One that we don't know how to make is shared: each branch then has it computed again what another has overwritten."""
+        kind: Any = type(self.runner)
+        if kind.__module__ == "cbviz.runners.torch_runner":
+            return cast("Runner", kind(self.runner.model, config))  # type: ignore[attr-defined]
+        if kind.__module__ == "cbviz.runners.sim":
+            return cast("Runner", kind(self._spec_under(config), config.seed))
         return self.runner
 
     def _spec_under(self, config: EngineConfig) -> ModelSpec:
@@ -914,6 +932,22 @@ def _resolve(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, list[
 
 def _device_name(d: DeviceSpec) -> str:
     return "this machine's CPU" if d.measured and d.kind == "cpu" else d.name
+
+
+def _made_by_name(workload: str, runner: str) -> bool:
+    """Does the workload's name make its requests again?"""
+    return workload in workloads.PRESETS and runner != "tape"
+
+
+def _tape_of(trace: Trace) -> TapeRunner:
+    """The tape of a taped run: the one that its header holds, else (recorded by earlier versions) what the run itself has repeated of it."""
+    h = trace.header
+    if not h.tape:
+        return tape_runner(trace)
+    from cbviz.runners.tape import TapeRunner
+
+    lengths = {i: len(x.prompt_token_ids) for x in h.requests for i in sequence_ids(x)}
+    return TapeRunner(models.get(h.model or "smollm2"), h.tape, lengths, texts=h.tape_texts)
 
 
 def tape_runner(trace: Trace) -> TapeRunner:

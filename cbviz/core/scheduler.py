@@ -23,7 +23,7 @@ from typing import Any
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
 from cbviz.core import beam
-from cbviz.core.block_pool import NULL_BLOCK, BlockPool
+from cbviz.core.block_pool import NULL_BLOCK, BlockPool, ids_of
 from cbviz.core.groups import fork, seats_to_come, spec_of
 from cbviz.core.kv_manager import KVManager
 from cbviz.core.policy import POLICIES, Fcfs, Policy, PolicyError, admits, check_victim, get_policy, rank_of, ranks_of
@@ -1146,12 +1146,19 @@ class Scheduler:
 
     def digest(self, form: int = DIGEST_FORM) -> str:
         """sha256 of the control plane, times excluded: equal digests, equal futures. `form`: see DIGEST_FORM."""
-        plain = self.snapshot(whole=True)
-        for d in plain["requests"].values():
-            del d["arrival_s"]
-        if form > 1:
-            plain["order"] = list(plain["requests"])
-        return sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return plain_digest(self.snapshot(whole=True), form)
+
+
+def plain_digest(snapshot: dict[str, Any], form: int = DIGEST_FORM) -> str:
+    """The digest of a scheduler's snapshot."""
+    plain = {**snapshot, "pool": dict(snapshot["pool"])}
+    for short, d, whole in (("free_runs", plain["pool"], "free"), ("host_free_runs", plain, "host_free")):
+        if short in d:  # a digest covers the free lists one by one
+            d[whole] = list(ids_of(d.pop(short)))
+    plain["requests"] = {rid: {f: v for f, v in d.items() if f != "arrival_s"} for rid, d in snapshot["requests"].items()}
+    if form > 1:
+        plain["order"] = list(plain["requests"])
+    return sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def overtakes(r: Request, w: Request) -> bool:

@@ -7,15 +7,17 @@ them: it knows no trace, session or widget. A step that raises, or is interrupte
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from time import perf_counter
 from typing import Any
+from weakref import ref
 
 import msgspec
 
 from cbviz import events as ev
 from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
-from cbviz.core import beam, replay
+from cbviz.core import beam, replay, scheduler
 from cbviz.core.policy import check_victim, get_policy
 from cbviz.core.scheduler import DIGEST_FORM, Scheduler
 from cbviz.core.speculative import get_proposer
@@ -187,8 +189,8 @@ class Engine:
         self._known.update(sequence_ids(spec))
 
     def discard(self, request_id: str) -> None:
-        """A request that has not arrived never will. Raises KeyError if it is not among them."""
-        self._pending_spec(request_id)
+        """A request that has not arrived never will; its ids may be used again. Raises KeyError if it is not among them."""
+        self._known.difference_update(sequence_ids(self._pending_spec(request_id)))
         self._by_time = [x for x in self._by_time if x[2].request_id != request_id]
         self._by_step = [x for x in self._by_step if x[2].request_id != request_id]
 
@@ -207,6 +209,10 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Ends a request just before the next step, in whatever state it is; one that has not arrived yet never will."""
         self.inputs.append({"op": "abort", "request_id": request_id})
+
+    def asked(self) -> list[dict[str, Any]]:
+        """What was asked for since the last step, as plain data: the inputs of the next step, an added request with its `spec`."""
+        return [_plain_input(i) | ({"spec": msgspec.to_builtins(i["spec"])} if i["op"] == "add" else {}) for i in (*self._done, *self.inputs)]
 
     def resize(self, num_blocks: int) -> None:
         """Another pool size from here on; it stands in the record of the next step. The runner must have that many blocks and be synced. Raises ConfigError."""
@@ -270,7 +276,7 @@ class Engine:
 
     def _step(self, duration_s: float | None) -> StepRecord:
         s = self.scheduler
-        if self._kv_stale:
+        if self._kv_stale or self._runner_was_elsewhere():
             with interrupts.let_in():
                 self.sync()
         before = (self.now_s, self.inputs, self._by_time, self._by_step)
@@ -444,8 +450,22 @@ class Engine:
         self._known = set(data["known"])
         return self.sync() if sync else 0
 
+    def _runner_was_elsewhere(self) -> bool:
+        """Has another engine used this runner since (a branch that shares it)? Then its KV may hold that one's tokens."""
+        if self.simulated:
+            return False
+        user = getattr(self.runner, "_used_by", None)
+        if user is None:
+            self._claim_runner()
+        return user is not None and user() is not self
+
+    def _claim_runner(self) -> None:
+        with suppress(AttributeError):  # a runner with slots: `None` for ever, as if it were never shared
+            self.runner._used_by = ref(self)  # type: ignore[attr-defined]
+
     def sync(self) -> int:
         """Makes the runner's KV hold what the block tables say. Returns the number of blocks computed again."""
+        self._claim_runner()
         holders = [r for r in self.scheduler.requests.values() if r.block_ids]
         num = self.runner.sync({r.request_id: list(r.block_ids) for r in holders}, {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders})
         self._kv_stale, self._kv_doubtful = False, True  # blocks that nobody holds were not looked at
@@ -453,8 +473,19 @@ class Engine:
 
     def digest(self, form: int = DIGEST_FORM) -> str:
         """sha256 of the control plane and of what is still to come, times excluded. `form`: see DIGEST_FORM."""
-        rest = msgspec.json.encode([self.pending_ids, self._idle])
-        return sha256(self.scheduler.digest(form).encode() + rest).hexdigest()
+        return plain_digest(self.snapshot(), form)
+
+
+def plain_digest(snapshot: dict[str, Any], form: int = DIGEST_FORM) -> str:
+    """The digest of an engine's snapshot."""
+    rest = msgspec.json.encode([snapshot["pending"], snapshot["idle"]])
+    return sha256(scheduler.plain_digest(snapshot["scheduler"], form).encode() + rest).hexdigest()
+
+
+def without_pending(snapshot: dict[str, Any], spec: RequestSpec) -> dict[str, Any]:
+    """The snapshot of an engine to which the request will never arrive: as after `Engine.discard`."""
+    gone = set(sequence_ids(spec))
+    return {**snapshot, "pending": [i for i in snapshot["pending"] if i != spec.request_id], "known": [i for i in snapshot["known"] if i not in gone]}
 
 
 _Pending = tuple[float, int, RequestSpec]

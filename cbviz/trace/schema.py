@@ -37,6 +37,12 @@ class TraceHeader(msgspec.Struct, omit_defaults=True, tag_field="type", tag="hea
     workload_params: dict[str, Any] = {}
     requests: list[RequestSpec] = []
     """The workload itself, unless its name and parameters make it again."""
+    inputs: list[dict[str, Any]] = []
+    """What the user asked for after the last step; the next step would have taken it. As in `StepRecord.inputs`, but an added request stands there whole, as `spec`."""
+    tape: dict[str, list[int]] = {}
+    """Of a taped run: the recorded output of each sequence, which may be longer than what this run has repeated of it so far."""
+    tape_texts: dict[str, list[str]] = {}
+    """Of a taped run: what each of these tokens added to the text."""
     created: str = ""
     block_size: int = 16
     num_blocks: int = 0
