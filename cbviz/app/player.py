@@ -23,6 +23,7 @@ from cbviz.app import kept, opening, typed
 from cbviz.app.allowed import Allowed
 from cbviz.app.alone import alone_message
 from cbviz.app.debugger import Debugger
+from cbviz.app.inbox import Inbox
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.wire import Wire, inside_message, metrics_message, why_message
 from cbviz.app.writer import COPY, Writer, read
@@ -55,6 +56,7 @@ class Player:
                  allow_code: bool = False, note: str = "", loop: asyncio.AbstractEventLoop | None = None, browser: str = "", alone: bool = True,
                  host: Settings | None = None) -> None:
         self._send = send
+        self._inbox = Inbox()
         self.loop = loop or asyncio.get_running_loop()
         self.settings = settings
         self._first = settings.copy()
@@ -111,7 +113,11 @@ class Player:
 
     def receive(self, message: dict[str, Any]) -> None:
         """A message of the page, on any thread."""
-        if message.get("type") == "ack":
+        if (problem := self._inbox.problem(message)) is not None:
+            cmd = message.get("cmd") if isinstance(message, dict) else None
+            self.loop.call_soon_threadsafe(self.post, {"type": "said", "cmd": cmd if isinstance(cmd, str) else None, "error": problem})
+            return
+        if message["type"] == "ack":
             self._acked = max(self._acked, int(message["seq"]))  # at once: a cell that runs the session keeps the loop from us
             self._heard = time.monotonic()
         self.loop.call_soon_threadsafe(self._handle, message)

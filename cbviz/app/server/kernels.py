@@ -7,6 +7,7 @@ from typing import Any
 
 from jupyter_client.kernelspec import NoSuchKernel
 from jupyter_core.utils import ensure_async
+from jupyter_server import CallContext
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from tornado.web import HTTPError
 from traitlets import Integer
@@ -62,6 +63,12 @@ class PageKernels(AsyncMappingKernelManager):
             self._starting -= 1
         self._browsers[kernel_id] = browser
         self._alone_since[kernel_id] = time.monotonic()
+        page = CallContext.get(CallContext.JUPYTER_HANDLER)
+        if page is not None:
+            page.kernel_id = kernel_id
+            if page.left:
+                await self.give_back(kernel_id)
+                raise HTTPError(499, reason="The visitor left")
         return kernel_id
 
     def notify_disconnect(self, kernel_id: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from tornado import httputil, netutil
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
-from tornado.web import Application, OutputTransform, RequestHandler
+from tornado.web import Application, OutputTransform, RequestHandler, authenticated
 from traitlets import Integer, Unicode
 from voila.app import Voila
 from voila.tornado.handler import TornadoVoilaHandler
@@ -32,6 +32,8 @@ MOST_HEADER_BYTES = 32 << 10
 MOST_BODY_BYTES = 1 << 20
 IDLE_S = 60.0
 """A connection without a request, or with half of one, is closed after so long."""
+MOST_SOCKET_FOLDER = 40
+"""Characters in the path of a folder for Unix sockets: the system allows about 100 for folder and name."""
 MOST_CONNECTIONS = 400
 """Open connections; with more, those that never passed the guard are closed, the oldest first."""
 
@@ -53,9 +55,27 @@ POLICY = {
 class PageHandler(TornadoVoilaHandler):
     """A page. Says in words when there is no room; ends its kernel if the visitor leaves before the page is there."""
 
-    async def prepare(self) -> None:
-        await super().prepare()
-        self.xsrf_token  # noqa: B018  # reading it sets the cookie that Voilà's script wants when a page is left
+    kernel_id: str | None = None
+    """The page's kernel; `PageKernels` fills it in."""
+    left = False
+    """The visitor closed the connection before the page was whole."""
+
+    @authenticated
+    async def get(self, path: str | None = None) -> None:
+        async for part in self.get_generator(path=path):
+            if self.left:
+                return
+            if self.kernel_id is not None and self.kernel_id not in self.kernel_manager:
+                self.write("<p role=alert>The kernel behind this page ended while the page was being made. Reload the page to try again.</p>")
+                return
+            self.write(part)
+            self.flush()
+
+    def on_connection_close(self) -> None:
+        super().on_connection_close()
+        self.left = True
+        if self.kernel_id is not None:
+            IOLoop.current().add_callback(self.kernel_manager.give_back, self.kernel_id)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
@@ -222,8 +242,11 @@ class ExplorerServer(Voila):
         v.allow_template_override = "NO"
         self.kernel_websocket_connection_class = CheckedConnection
         os.environ["CBVIZ_ALONE"] = "1" if Guard(self.ip, self.port, public=self.public).alone else "0"
+        if os.name == "posix" and len(self.connection_dir) <= MOST_SOCKET_FOLDER:
+            self.config.KernelManager.transport = "ipc"  # between server and kernel nothing goes over the network
         settings: dict[str, Any] = super().init_settings()
         self.kernel_manager.max_pages = self.max_pages
+        raise_file_limit()
         self.kernel_manager.allowed_message_types = list(PAGE_MESSAGES)
         return {**settings, "log_function": lambda handler: None, "xsrf_cookie_kwargs": {"samesite": "Lax", "path": self.base_url}}
 
@@ -248,6 +271,18 @@ class ExplorerServer(Voila):
             pass
         finally:
             self.stop()
+
+
+def raise_file_limit() -> None:
+    """Lets the server open as many files as the system allows it: a kernel takes about twenty, a connection one."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> list[Any]:
