@@ -1,6 +1,7 @@
-"""Records a real vLLM's own metrics on small workloads: what docs/metrics.md is tested with. Knows the workloads; the worker knows vLLM.
+"""Records a real vLLM's own metrics on small workloads. Knows the workloads; the worker knows vLLM.
 
-`cbviz bench record FOLDER --metrics` writes one JSON file a workload. The test data in tests/interop/vllm_metrics was made with it.
+`cbviz bench record FOLDER --metrics` writes one JSON file a workload. It made the test data in
+tests/interop/vllm_metrics, which docs/metrics.md is tested with.
 """
 
 from __future__ import annotations
@@ -118,9 +119,9 @@ WORKLOADS: dict[str, Callable[[], dict[str, Any]]] = {
 def record_metrics(
     folder: Path, vllm_python: str | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> str:
-    """Writes a recording of each workload into `folder`; returns vLLM's version. Takes about a minute a workload, most of it vLLM's start.
+    """Writes a recording of each workload into `folder` and returns vLLM's version.
 
-    Raises ConfigError where there is no vLLM.
+    Takes about a minute a workload, most of it vLLM's start. Raises ConfigError where there is no vLLM.
     """
     python = find_python(vllm_python)
     if python is None:

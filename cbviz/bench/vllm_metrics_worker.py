@@ -1,7 +1,7 @@
-"""A whole vLLM with a tiny random model behind pipes: plays a workload and says what its own Prometheus registry holds.
+"""A whole vLLM with a tiny random model, behind pipes. It plays a workload and reports its own Prometheus registry.
 
-Run by the Python that has vLLM, which need not have cbviz: this file imports nothing of it. Reads one JSON object a
-line from stdin and answers each with one on the real stdout (whatever else is printed goes to stderr):
+The Python that has vLLM runs this file and need not have cbviz: the file imports nothing of it. It reads one JSON
+object a line from stdin and answers each with one on the real stdout. Anything else that is printed goes to stderr.
 
     {"op": "hello"}                                   -> {"vllm": version}
     {"op": "play", "config": ..., "requests": ...}    -> a recording: the two, `bounds`, `before`, `buckets`, `steps`

@@ -1,6 +1,7 @@
-"""A trace's figures as Prometheus text (exposition format 0.0.4) under vLLM's metric names, so that a dashboard made for vLLM reads them. Knows that format alone.
+"""A trace's figures as Prometheus text (exposition format 0.0.4) under vLLM's metric names.
 
-What each name counts is in `vllm_metrics` and docs/metrics.md. Times are the trace's own; a label says whether they are measured or modelled.
+A dashboard made for vLLM can read it. `vllm_metrics` and docs/metrics.md say what each name counts. Times are the
+trace's own; a label says whether they are measured or modelled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ NO_LIMIT = 10**6
 
 
 def to_prometheus(trace: Trace, cursor: Cursor | int | None = None) -> str:
-    """The figures up to `cursor` (default: the end) as text, one metric family after the other; a figure that the trace does not have is left out."""
+    """The figures up to `cursor` (default: the end) as text, one metric family after the other.
+
+    A figure that the trace does not have is left out.
+    """
     found = vllm_metrics(trace, cursor)
     labels = f'model_name="{_escape(trace.header.model)}",engine="0"'
     timed = f'{labels},clock="{clock(trace.records) or trace.header.clock}"'

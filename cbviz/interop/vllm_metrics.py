@@ -1,10 +1,12 @@
-"""What vLLM's own Prometheus registry would hold after the steps of a trace. Owns the names, their definitions, and the rules by which each counts.
+"""What vLLM's own Prometheus registry would hold after the steps of a trace.
 
-The rules are those of vLLM 0.32 (`vllm/v1/metrics/stats.py` and `loggers.py`), so the figures differ from `trace.metrics` in places:
+Owns vLLM's names, what each means, and the rules by which each counts. The rules are those of vLLM 0.32
+(`vllm/v1/metrics/stats.py` and `loggers.py`), so the figures differ from `trace.metrics` in places:
 
-* The unit is the sequence: n = 3 counts as three requests, except in `request_params_n` and `request_max_num_generation_tokens`.
-* Values are observed when a sequence gives output or finishes by itself. A sequence that is aborted never counts as finished, and a preemption
-  counts with the next output, so never for a sequence that is aborted before.
+* The unit is the sequence: n = 3 counts as three requests, except in `request_params_n` and
+  `request_max_num_generation_tokens`.
+* Values are observed when a sequence gives output or finishes by itself. A sequence that is aborted never counts as
+  finished. A preemption counts with the next output, so it never counts if the sequence is aborted before.
 * Nothing is taken back: counters and histograms only grow.
 
 `NAMES` is the table in docs/metrics.md; tests compare every count with a real vLLM's.
@@ -328,7 +330,10 @@ class _Group:
 
 
 class VllmMetrics:
-    """The registry after the records taken so far. `values`: samples of counters and gauges; `observed`: the values of each histogram."""
+    """The registry after the records taken so far.
+
+    `values`: samples of counters and gauges. `observed`: the values of each histogram.
+    """
 
     def __init__(self, config: dict[str, Any], num_blocks: int) -> None:
         self.values: dict[str, float] = {}

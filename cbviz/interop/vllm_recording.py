@@ -364,7 +364,8 @@ class _Importer:
             rejected = len(drafts.get(rid, ())) - accepted.get(rid, 0)
             r.tokens += ids
             r.computed -= rejected
-            self.events.append(ev.Sampled(rid, ids, rejected))
+            past_end = max(0, accepted.get(rid, 0) - len(ids) + 1)  # right, but behind the token that ended the request
+            self.events.append(ev.Sampled(rid, ids, rejected + past_end, past_end))
             if (proposed := (row.get("proposed") or {}).get(rid)) and rid not in row["finished"]:
                 self.events.append(ev.Proposed(rid, proposed))
             if rid in row["finished"]:

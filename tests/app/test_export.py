@@ -191,7 +191,7 @@ def test_words_that_look_like_markup(node: str, tmp_path: Path) -> None:
     back = read(node, page, [[1, None]])
     assert back["ids"] == [HOSTILE, "lone"]
     assert back["info"][0]["prompt"] == HOSTILE
-    assert back["info"][1]["prompt"] == "half a pair: ? end"
+    assert back["info"][1]["prompt"] == "half a pair: \ufffd end"
 
 
 def test_it_says_what_it_is_and_asks_nobody(tmp_path: Path) -> None:
