@@ -5,7 +5,6 @@ Knows the recordings' format and the control plane; needs no model, unless a rec
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.config import EngineConfig
+from cbviz import textfile
+from cbviz.config import ConfigError, EngineConfig
 from cbviz.core.check import check
 from cbviz.core.scheduler import Scheduler
 from cbviz.messages import RequestSpec, RunnerOutput, Sampling, SchedulerOutput
@@ -71,9 +71,13 @@ def find(paths: list[str | Path]) -> list[Path]:
 
 
 def read(path: Path) -> Any:
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    return json.loads(text) if ".jsonl" not in path.name else [json.loads(line) for line in text.splitlines() if line.strip()]
+    """A recording as JSON has it. Raises ConfigError naming a file that is none; a packed one may unpack to 1 GiB, or CBVIZ_MAX_UNPACKED_BYTES."""
+    with textfile.open_bytes(path) as stream:
+        text = textfile.text_of(stream.read(), path, 1)
+    try:
+        return json.loads(text) if ".jsonl" not in path.name else [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path.name} is not a recording that can be replayed: {str(e)[:200]}") from None
 
 
 def scheduler_config(c: dict[str, Any]) -> EngineConfig:

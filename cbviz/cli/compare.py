@@ -57,6 +57,7 @@ def compare(
 
 
 def _compare_files(files: list[Path], as_json: bool) -> None:
+    from cbviz.trace.reading import CONTRADICTION, believed
     from cbviz.trace.trace import load
 
     names: list[str] = []
@@ -65,11 +66,12 @@ def _compare_files(files: list[Path], as_json: bool) -> None:
         names.append(short if short not in names and sum(g.name == f.name for g in files) == 1 else str(f) if str(f) not in names else f"{f} ({len(names) + 1})")
     with Bar("reading"):
         traces = dict(zip(names, map(load, files)))
-        result = _comparisons(traces)
+        complaint = f"{' and '.join(map(str, files))} cannot be compared: what a recorded run says {CONTRADICTION}"
+        result = believed(lambda: _comparisons(traces), complaint)
     if as_json:
-        print_json({"runs": {n: {"file": str(f), **_described(traces[n])} for n, f in zip(names, files)}, **_compared_json(traces, result)})
+        print_json(believed(lambda: {"runs": {n: {"file": str(f), **_described(traces[n])} for n, f in zip(names, files)}, **_compared_json(traces, result)}, complaint))
     else:
-        _print_compared(traces, result)
+        believed(lambda: _print_compared(traces, result), complaint)
 
 
 @dataclasses.dataclass

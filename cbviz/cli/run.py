@@ -174,6 +174,7 @@ def show(
 ) -> None:
     """One moment of a recorded run as text: the explorer's twin."""
     from cbviz.trace import runs
+    from cbviz.trace.reading import CONTRADICTS, believed
     from cbviz.trace.show import show as text_of
     from cbviz.trace.trace import load
 
@@ -190,10 +191,13 @@ def show(
         say(f"this run was not finished: {left} requests were left after step {len(trace)}")
     for note in trace.header.notes:
         say(note)
-    try:
-        print(text_of(trace, step, shutil.get_terminal_size((120, 40)).columns))
-    except IndexError as e:
-        raise ConfigError(str(e)) from None
+    width = shutil.get_terminal_size((120, 40)).columns
+    if step is not None:
+        try:
+            trace.state(step)
+        except IndexError as e:
+            raise ConfigError(str(e)) from None
+    print(believed(lambda: text_of(trace, step, width), f"{path} {CONTRADICTS}"))
 
 
 @plain_errors
@@ -203,7 +207,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="File to write; csv writes two, NAME.requests.csv and NAME.steps.csv. By default beside RUN.", show_default=False)] = None,
 ) -> None:
     """A recorded run for others: a page that opens from disk, tables, a timeline for Perfetto, or its figures under vLLM's metric names."""
-    from cbviz.interop import perfetto, prometheus, tables
+    from cbviz.trace.reading import CONTRADICTS, believed
     from cbviz.trace.trace import load
 
     if to not in EXPORTS:
@@ -212,21 +216,27 @@ def export(
     with Bar(f"writing {to}"):
         trace = load(run_file)
         stem = run_file.with_name(run_file.name.removesuffix(".gz").removesuffix(".jsonl")) if out is None else out.with_name(out.name.removesuffix(".csv"))
-        if to == "html":
-            from cbviz.app.export import page
-
-            files = {out or stem.with_name(stem.name + ".html"): page(trace, title=None if trace.header.workload not in ("", "requests") else stem.name)}
-        elif to == "csv":
-            files = {stem.with_name(stem.name + ".requests.csv"): tables.requests_csv(trace), stem.with_name(stem.name + ".steps.csv"): tables.steps_csv(trace)}
-        elif to == "prometheus":
-            files = {out or stem.with_name(stem.name + ".prom"): prometheus.to_prometheus(trace)}
-        else:
-            files = {out or stem.with_name(stem.name + ".perfetto.json"): json.dumps(perfetto.to_perfetto(trace), allow_nan=False)}
+        files = believed(lambda: _exported(trace, to, stem, out), f"{run_file} {CONTRADICTS}")
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="")
     for path in files:
         print(path)
+
+
+def _exported(trace: Trace, to: str, stem: Path, out: Path | None) -> dict[Path, str]:
+    """The files of an export, by path."""
+    from cbviz.interop import perfetto, prometheus, tables
+
+    if to == "html":
+        from cbviz.app.export import page
+
+        return {out or stem.with_name(stem.name + ".html"): page(trace, title=None if trace.header.workload not in ("", "requests") else stem.name)}
+    if to == "csv":
+        return {stem.with_name(stem.name + ".requests.csv"): tables.requests_csv(trace), stem.with_name(stem.name + ".steps.csv"): tables.steps_csv(trace)}
+    if to == "prometheus":
+        return {out or stem.with_name(stem.name + ".prom"): prometheus.to_prometheus(trace)}
+    return {out or stem.with_name(stem.name + ".perfetto.json"): json.dumps(perfetto.to_perfetto(trace), allow_nan=False)}
 
 
 @plain_errors

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from cbviz.config import ModelSpec
+from cbviz.config import ModelSpec, shown
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVLayer, KVStore
 from cbviz.model.matrix import Matrix, dense, num_bytes, rows
@@ -26,6 +26,11 @@ _MLP_ROWS = 1024
 """Tokens whose MLP is computed at once."""
 _LATENT_EPS = 1e-6
 """Of the norms inside MLA: fixed in DeepSeek's code, whatever rms_norm_eps says."""
+
+
+MOST = {"num_layers": 2000, "hidden_size": 1 << 20, "num_heads": 1 << 14, "num_kv_heads": 1 << 14, "head_dim": 1 << 16, "intermediate_size": 1 << 24,
+        "vocab_size": 1 << 24, "max_context": 1 << 30, "num_experts": 1 << 14}
+"""Greatest sizes of a model: far beyond those there are, and asked before anything of that size is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,18 @@ class DecoderConfig:
         if self.architecture not in ARCHITECTURES:
             raise ModelError(f"architecture is {self.architecture!r}; built are {', '.join(ARCHITECTURES)}")
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size", "max_context"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} is {getattr(self, name)}, the least is 1")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ModelError(f"{name} must be a whole number, got {shown(value)}")
+            if not 1 <= value <= MOST[name]:
+                raise ModelError(f"{name} is {shown(value)}, it must lie in 1..{MOST[name]}")
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise ModelError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}, and head_dim {self.head_dim} even")
         if len(self.windows) != self.num_layers:
             raise ModelError(f"windows names {len(self.windows)} layers, the model has {self.num_layers}")
         if self.num_experts:
+            if self.num_experts > MOST["num_experts"]:
+                raise ModelError(f"num_experts is {shown(self.num_experts)}, the most is {MOST['num_experts']}")
             if not 1 <= self.num_experts_per_tok <= self.num_experts:
                 raise ModelError(f"num_experts_per_tok is {self.num_experts_per_tok}, it must lie in 1..{self.num_experts}, the number of experts")
             if self.num_experts % self.router.num_groups:
@@ -113,7 +123,7 @@ class DecoderConfig:
         if (bits := c.get("quantization_config")) is not None:
             raise ModelError(f"quantization_config is {bits!s:.80}; weights in float32, float16 and bfloat16 are read")
         try:
-            heads, layers = c["num_attention_heads"], c["num_hidden_layers"]
+            heads, layers = _size("num_attention_heads", c["num_attention_heads"], "num_heads"), _size("num_hidden_layers", c["num_hidden_layers"], "num_layers")
             rope = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
             theta = float(rope.pop("rope_theta", None) or c.get("rope_theta") or 10_000.0)
             rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -138,7 +148,8 @@ class DecoderConfig:
         if arch not in _GGUF:
             raise ModelError(f"general.architecture is {arch!r}; built from GGUF are {', '.join(_GGUF)}. Mixtures of experts and MLA are read from a folder with safetensors.")
         try:
-            heads, layers, hidden = m[f"{arch}.attention.head_count"], m[f"{arch}.block_count"], m[f"{arch}.embedding_length"]
+            heads, layers, hidden = (_size(f"{arch}.{key}", m[f"{arch}.{key}"], name)
+                                     for key, name in (("attention.head_count", "num_heads"), ("block_count", "num_layers"), ("embedding_length", "hidden_size")))
             head_dim = m.get(f"{arch}.attention.key_length", hidden // heads)
             scaling = m.get(f"{arch}.rope.scaling.type", "none")
             if scaling not in ("none", "linear"):
@@ -485,6 +496,13 @@ def _hf_experts(kind: str, c: Mapping[str, Any], layers: int) -> dict[str, Any]:
             router = Router("softmax", False, scale, (c.get("n_group") or 1) if limited else 1, (c.get("topk_group") or 1) if limited else 1)
     return {"num_experts": num, "num_experts_per_tok": c["num_experts_per_tok"], "moe_intermediate_size": c.get("moe_intermediate_size") or c["intermediate_size"],
             "sparse_layers": tuple(sparse), "router": router, "shared_intermediate_size": shared}
+
+
+def _size(field: str, value: Any, name: str) -> int:
+    """A size that others are made from, before they are. Raises ModelError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST[name]:
+        raise ModelError(f"{field} is {shown(value)}, it must be a whole number, 1..{MOST[name]}")
+    return value
 
 
 def _hf_latent(c: Mapping[str, Any]) -> dict[str, Any]:

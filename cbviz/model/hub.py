@@ -30,6 +30,23 @@ class ModelError(RuntimeError):
     """A model cannot be found, fetched or used. The message says what to do."""
 
 
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Turns whatever a model's file makes its reader raise into a ModelError that names the file.
+
+    Such files come from elsewhere and can be wrong in more ways than can be listed: a text where a number belongs, an id beyond a list's end.
+    """
+    try:
+        yield
+    except (ModelError, OSError):
+        raise
+    except BaseException as e:
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":  # what a broken tokenizer.json makes the binding raise
+            raise
+        said = str(e).partition("\n")[0][:200]
+        raise ModelError(f"{what} is damaged, or not what it says it is ({type(e).__name__}: {said}). Fetch it again.") from e
+
+
 @dataclass(frozen=True, slots=True)
 class WheelModel:
     """A model file inside a wheel of the Python package index, pinned by checksum."""

@@ -14,7 +14,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cbviz.config import ModelSpec
+from cbviz.config import ModelSpec, shown
 from cbviz.model import hub
 from cbviz.model.decoder import Decoder, DecoderConfig, LayerWeights, Weights
 from cbviz.model.gguf_file import GgufFile
@@ -136,7 +136,7 @@ def _converted(source: ModelSource) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
     try:
-        with ExitStack() as stack:
+        with hub.reading(source.path), ExitStack() as stack:
             config, tokenizer, eos, tensors = (_open_gguf if source.kind == "gguf" else _open_folder)(source.path, stack)
             _write(scratch / _EXACT, tensors)
         if tokenizer is not None:
@@ -248,10 +248,18 @@ def _open_gguf(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer |
             x = _unpermute(x, config.num_kv_heads)
         return x
 
+    _check_ends(tokenizer.eos_token_ids, config)
     frequencies = config.inverse_frequencies().numpy()
     if "rope_freqs.weight" in f:  # llama3's scaling, as one divisor a frequency
         frequencies = frequencies / f.tensor("rope_freqs.weight")
     return config, tokenizer, list(tokenizer.eos_token_ids), _tensors(config, lambda n: gguf_name(n) in f, read, frequencies)
+
+
+def _check_ends(ids: Iterable[Any], config: DecoderConfig) -> None:
+    """Raises ModelError for an end-of-sequence id that the model cannot write."""
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < config.vocab_size:
+            raise ModelError(f"eos_token_id is {shown(i)}, it must lie in 0..{config.vocab_size - 1}, the vocabulary")
 
 
 def _unpermute(x: Array, heads: int) -> Array:
@@ -264,9 +272,12 @@ def _open_folder(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer
 
     try:
         raw = json.loads((path / "config.json").read_text("utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ModelError(f"{path / 'config.json'} is not JSON: {e}") from e
-    config = DecoderConfig.from_hf(raw)
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path / 'config.json'} holds no object {{...}}")
+    with hub.reading(path / "config.json"):
+        config = DecoderConfig.from_hf(raw)
     tokenizer = Tokenizer.from_folder(path)
     where: dict[str, Any] = {}
     try:
@@ -289,6 +300,7 @@ def _open_folder(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer
 
     eos = raw.get("eos_token_id")
     ids = list(tokenizer.eos_token_ids) if tokenizer is not None else [eos] if isinstance(eos, int) else list(eos or [])
+    _check_ends(ids, config)
     return config, tokenizer, ids, _tensors(config, lambda n: full(n) in where, read, config.inverse_frequencies().numpy())
 
 

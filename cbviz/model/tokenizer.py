@@ -15,7 +15,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as _Tokenizer
 
-from cbviz.model.hub import ModelError
+from cbviz.config import clean_text, shown
+from cbviz.model.hub import ModelError, reading
 
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`"""
@@ -37,7 +38,9 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token = bos_token
         self.eos_token = eos_token
-        self.chat_template = chat_template
+        if chat_template is not None and not isinstance(chat_template, str):
+            raise ModelError(f"chat_template must be text, got {shown(chat_template)}")
+        self.chat_template = None if chat_template is None else clean_text(chat_template)
         self._bos_id = core.token_to_id(bos_token) if add_bos and bos_token else None
         """Put before every plain text; None where tokenizer.json's own post-processor does it, or the model wants none."""
 
@@ -123,6 +126,11 @@ class Tokenizer:
         """From a model folder as the hub has it; None if there is no tokenizer.json. Raises ModelError if it is damaged."""
         if not (folder / "tokenizer.json").is_file():
             return None
+        with reading(folder):
+            return cls._from_folder(folder)
+
+    @classmethod
+    def _from_folder(cls, folder: Path) -> Tokenizer:
         try:
             core = _Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as e:  # the binding raises plain Exception
@@ -142,6 +150,11 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """From a GGUF file's metadata. Raises ModelError for a kind that is not byte-level BPE or a split rule that is not known here."""
+        with reading("the tokenizer in this GGUF file"):
+            return cls._from_gguf(metadata)
+
+    @classmethod
+    def _from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
         if kind != "gpt2":
             raise ModelError(f"this GGUF file's tokenizer is of kind {kind!r}; only byte-level BPE ('gpt2') is read from GGUF. Use the model's folder with tokenizer.json instead.")
@@ -167,6 +180,8 @@ class Tokenizer:
 
         def text(key: str) -> str:
             i = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if i is not None and not (isinstance(i, int) and 0 <= i < len(tokens)):
+                raise ModelError(f"tokenizer.ggml.{key}_token_id is {shown(i)}, it must lie in 0..{len(tokens) - 1}, the vocabulary")
             return tokens[i] if i is not None else ""
 
         eos = [metadata[k] for k in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if k in metadata]
@@ -219,4 +234,4 @@ def _token_text(token: Any) -> str:
     """tokenizer_config.json holds a token as text or as an object with `content`."""
     if isinstance(token, dict):
         token = token.get("content")
-    return token if isinstance(token, str) else ""
+    return clean_text(token) if isinstance(token, str) else ""

@@ -13,12 +13,13 @@ import cbviz.model  # noqa: F401  before torch: it settles how torch's threads w
 
 # isort: split
 import numpy as np
+import psutil
 import torch
 
 from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run
 from cbviz.messages import Chunk, Drafting, RunnerOutput, Sampling, SchedulerOutput, Span, StepProfile
 from cbviz.model import device_peaks, nvml, ops, profile, threads
-from cbviz.model.decoder import Decoder
+from cbviz.model.decoder import Decoder, DecoderConfig
 from cbviz.model.divergence import Alone, StepDifference, alone, step_difference
 from cbviz.model.drafting import Drafter, Line
 from cbviz.model.graphs import Backend, device_pass, exact_float32
@@ -65,7 +66,7 @@ class TorchRunner:
         self.ops, self.decoder = self._operators(config, ops.Shape(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, config.block_size, kept))
         self._spec = as_run(self.model.spec(config.precision), config)
         stored = kept if config.kv_cache_dtype == "auto" else STORAGE[config.kv_cache_dtype]
-        self.kv = c.store(config.blocks_that_fit(c.store(1, 1, "cpu", stored).bytes_per_token), config.block_size, self.device, stored)
+        self.kv = _store(c, config, self.device, stored)
         self.device_pass = device_pass(self.decoder, self.kv, self.device, config.max_num_seqs, config.enforce_eager, backend)
         """How passes run on a device that works beside the host; None on the CPU."""
         self.host: HostStore | None = None
@@ -497,6 +498,22 @@ def _pairs(length: int, window: int) -> int:
     """Query-key pairs of causal attention over `length` positions."""
     full = min(length, window) if window else length
     return full * (full + 1) // 2 + (length - full) * window
+
+
+def _store(c: DecoderConfig, config: EngineConfig, device: torch.device, stored: torch.dtype) -> KVStore:
+    """The KV memory that the config asks for. Raises ConfigError with the bytes where there is not so much."""
+    token_bytes = c.store(1, 1, "cpu", stored).bytes_per_token
+    num_blocks = config.blocks_that_fit(token_bytes)
+    needed = num_blocks * config.block_size * token_bytes
+    there = psutil.virtual_memory().total if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    problem = ConfigError(f"num_blocks is {num_blocks}: blocks of {config.block_size} tokens, {token_bytes:,} bytes each token, need {needed:,} bytes, "
+                          f"and {'this machine' if device.type == 'cpu' else 'the device'} has {there:,}. Lower num_blocks, or keep less a token with kv_cache_dtype")
+    if needed > there:
+        raise problem  # the system might promise it all the same, and end the process when it is used
+    try:
+        return c.store(num_blocks, config.block_size, device, stored)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise problem from None
 
 
 def pick_device(name: str) -> torch.device:

@@ -73,7 +73,15 @@ class StepLine(StepRecord, tag_field="type", tag="step"):
 
 Line = TraceHeader | StepLine | Keyframe
 encode = msgspec.json.Encoder().encode
-decode_line = msgspec.json.Decoder(Line).decode
+_decode = msgspec.json.Decoder(Line).decode
+
+
+def decode_line(line: bytes) -> TraceHeader | StepLine | Keyframe:
+    """One line of a trace. Raises msgspec.DecodeError for whatever is wrong with it."""
+    try:
+        return _decode(line)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply to be read") from None
 
 
 class TraceError(ValueError):

@@ -6,7 +6,6 @@ Owns `Trace`, `Cursor`, saving and opening. Seeking costs at most `KEYFRAME_EVER
 from __future__ import annotations
 
 import gzip
-import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ import msgspec
 
 from cbviz.events import Resized
 from cbviz.messages import RequestSpec, StepRecord
-from cbviz.trace.schema import KEYFRAME_EVERY, VERSION, Keyframe, StepLine, TraceError, TraceHeader, decode_line, encode
+from cbviz.trace import reading
+from cbviz.trace.schema import KEYFRAME_EVERY, Keyframe, StepLine, TraceError, TraceHeader, decode_line, encode
 from cbviz.trace.state import CODE, State
 
 
@@ -234,16 +234,7 @@ def load(path: str | Path) -> Trace:
     Raises TraceError naming the line for anything else that is not a trace.
     """
     name = Path(path)
-    try:
-        raw = name.read_bytes()
-    except OSError as e:
-        raise TraceError(f"cannot open {name}: {e.strerror or e}") from None
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.GzipFile(fileobj=io.BytesIO(raw)).read()
-        except (OSError, EOFError) as e:
-            raise TraceError(f"{name} is not a complete gzip file: {e}") from None
-    lines = raw.split(b"\n")
+    lines = reading.lines_of(name)
     trace: Trace | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -256,15 +247,14 @@ def load(path: str | Path) -> Trace:
                 break
             raise TraceError(f"{name}, line {number}: not a trace line ({e})") from None
         if isinstance(item, TraceHeader):
-            if item.version > VERSION:
-                raise TraceError(f"{name} is of version {item.version}; this cbviz reads up to {VERSION}: upgrade cbviz")
+            reading.check_header(name, item)
             trace = Trace(item)
         elif trace is None:
             raise TraceError(f"{name}, line {number}: the first line must be the header")
         elif isinstance(item, Keyframe):
             trace.digests[item.step] = item
         else:
-            trace.append(_plain(item))
+            reading.fold(trace.append, _plain(item), name, number)
     if trace is None:
         raise TraceError(f"{name} is empty: no header line")
     return trace

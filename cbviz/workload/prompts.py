@@ -6,6 +6,7 @@ sign, the id a checksum of the piece. Equal texts get equal ids and texts that b
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import zlib
@@ -45,8 +46,7 @@ class MadeUp:
     def __init__(self, seed: int = 0, model_vocab: int | None = None) -> None:
         self._low, high = id_range(model_vocab)
         self._span = high - self._low + 1
-        # One buffer whose slices are prompts: the ints are shared, so a long trace costs a pointer a token.
-        self._buffer = tuple(random.Random(seed).choices(range(self._low, high + 1), k=1 << 16))
+        self._buffer = _buffer(seed, self._low, high)
 
     def ids(self, index: int, num_tokens: int) -> tuple[int, ...]:
         """`num_tokens` ids of prompt (or block) number `index`. The first two hold the index, the others look random."""
@@ -61,6 +61,12 @@ class MadeUp:
     def text(self, text: str) -> tuple[int, ...]:
         """Made-up ids of a text; empty for an empty text."""
         return tuple(self._low + zlib.crc32(piece.encode()) % self._span for piece in _PIECE.findall(text))
+
+
+@functools.lru_cache(maxsize=4)
+def _buffer(seed: int, low: int, high: int) -> tuple[int, ...]:
+    """Ids whose slices are prompts: the ints are shared, so a long trace costs a pointer a token."""
+    return tuple(random.Random(seed).choices(range(low, high + 1), k=1 << 16))
 
 
 def encode(text: str, tokenizer: Encoder | None, made_up: MadeUp) -> tuple[int, ...]:
