@@ -108,17 +108,17 @@ def family_path(folder: Path) -> Path:
 
 
 def family(folder: Path) -> dict[str, Any]:
-    """What stands in the run's family file; empty where there is none or it cannot be read."""
-    with suppress(OSError, ValueError):
+    """What stands in the run's family file; empty where there is none or it cannot be read. No branch in it has a file outside the folder."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
         told = json.loads(family_path(folder).read_text("utf-8"))
-        if isinstance(told, dict):
-            return told
+        if all(_BRANCH.fullmatch(m["run"]) for m in told.get("members", [])):
+            return dict(told)
     return {}
 
 
 def shown_branch(folder: Path) -> str:
     """The branch that the page of this run showed last."""
-    branch = family(folder).get("shown")
+    branch = family(folder).get("shown", MAIN)
     return branch if isinstance(branch, str) and _BRANCH.fullmatch(branch) and branch_path(folder, branch).exists() else MAIN
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -343,3 +344,12 @@ def test_a_restart_lets_its_old_run_go() -> None:
             assert steps_of(old) == 2
 
     asyncio.run(go())
+
+
+def test_no_branch_of_a_family_file_leads_out_of_its_folder(tmp_path: Path) -> None:
+    held = kept.create()
+    for name in ("../secret", "/etc/passwd", "main/../../x", "", "b", "c1", None, 7):
+        kept.write_text(kept.family_path(held.folder), json.dumps({"shown": name, "members": [{"run": name, "name": "x", "parent": "", "at": 0}]}))
+        assert kept.family(held.folder) == {}
+        assert kept.shown_branch(held.folder) == kept.MAIN
+    held.release()
