@@ -348,6 +348,9 @@ class EngineConfig:
             budget = limit
         elif budget is None:
             budget = 256
+        if self.rules.pad and budget < self.max_num_seqs:
+            notes.append(f"max_num_batched_tokens raised from {budget} to {self.max_num_seqs}: {self.discipline} computes every row in each step, max_num_seqs of them")
+            budget = self.max_num_seqs
         caching = self.enable_prefix_caching
         if caching and self.kv_allocation == "contiguous":
             caching = False
@@ -361,11 +364,19 @@ class EngineConfig:
         return dataclasses.replace(self, **check_names(changes))
 
     def changed(self, **changes: Any) -> EngineConfig:
-        """As `replace`, for a resolved config: where a new discipline computes whole prompts and the budget was not named, it is raised to max_model_len."""
+        """As `replace`, for a resolved config: a budget that was not named is raised to max_model_len where a new discipline computes whole prompts,
+        and to max_num_seqs where it computes every row in each step."""
         check_names(changes)
-        if "max_num_batched_tokens" not in changes and (self.max_num_batched_tokens or 0) < (changes.get("max_model_len", self.max_model_len) or 0):
-            if not self.replace(**{**changes, "max_num_batched_tokens": None}).chunked:
-                changes["max_num_batched_tokens"] = changes.get("max_model_len", self.max_model_len)
+        if "max_num_batched_tokens" in changes:
+            return self.replace(**changes)
+        least = 0
+        unset = self.replace(**{**changes, "max_num_batched_tokens": None})
+        if not unset.chunked:
+            least = unset.max_model_len or 0
+        if unset.rules.pad:
+            least = max(least, unset.max_num_seqs)
+        if (self.max_num_batched_tokens or 0) < least:
+            changes["max_num_batched_tokens"] = least
         return self.replace(**changes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Request:
     """
 
     __slots__ = ("arrival_s", "beam_score", "block_hashes", "block_ids", "candidates", "draft_token_ids", "finish_reason", "host_block_ids",
-                 "hypotheses", "is_beam", "is_prefill_chunk", "last_wait", "latest_end", "max_computed", "max_tokens",
+                 "hypotheses", "index", "is_beam", "is_prefill_chunk", "last_wait", "latest_end", "max_computed", "max_tokens",
                  "num_cached_blocks", "num_cached_tokens", "num_computed_tokens", "num_forks", "num_null_blocks", "num_overtaken", "num_preemptions", "num_prompt_tokens",
                  "output_end", "priority", "queued_step", "rank", "request_id", "sampling", "seat_held", "seq", "shares_tail", "spec", "status", "stop_ids", "surroundings",
                  "token_ids", "view")
@@ -37,7 +37,10 @@ class Request:
         self.spec = spec
         self.request_id = spec.request_id
         self.seq = seq
-        """Order of arrival: the last tie-break of everything."""
+        """Order of arrival: the last tie-break between requests."""
+        suffix = spec.request_id[len(spec.parent) + 1 :] if spec.parent else ""
+        self.index = int(suffix) if suffix.isdecimal() else 0
+        """Which sequence of its request it is (`Sampling.n`): the tie-break between those, which share their order of arrival."""
         self.status = Status.WAITING
         self.token_ids: list[int] = list(spec.prompt_token_ids)
         """Prompt and outputs in one list: a chunk is a slice of it."""

@@ -290,10 +290,13 @@ class Scheduler:
     # the waiting queue --------------------------------------------------------------------------------------------------
 
     def _queue_key(self, r: Request) -> tuple[Any, ...]:
-        """Among equal ranks the first to arrive goes first; a retracted request has joined the queue anew, behind those that arrived in that step."""
+        """Among equal ranks the first to arrive goes first, then the first sequence of a request: no two are equal, so the order is the same however they came here.
+
+        A retracted request has joined the queue anew, behind those that arrived in that step.
+        """
         if self.rules.when_full == "retract":
-            return r.rank, r.queued_step, r.status is Status.PREEMPTED, r.seq
-        return r.rank, r.seq
+            return r.rank, r.queued_step, r.status is Status.PREEMPTED, r.seq, r.index
+        return r.rank, r.seq, r.index
 
     def _enqueue(self, r: Request, now_s: float) -> int:
         r.rank = rank_of(self.policy, self._ranked_as(r), now_s)
@@ -361,6 +364,8 @@ class Scheduler:
                 if self.rules.when_full == "retract":
                     self._retract(plan)
                 self._run(plan, self.running)
+                if self.rules.pad:
+                    self._pad(plan)
                 self._adapt_ratio()
         else:
             order = self.running
@@ -443,8 +448,6 @@ class Scheduler:
         while i < len(order) and self._budget > 0:
             r = order[i]
             if r.seat_held:
-                if self.rules.pad:
-                    self._pad_row(r, plan)
                 i += 1
                 continue
             if r.candidates is not None:
@@ -488,6 +491,14 @@ class Scheduler:
             i += 1
         self.journal.extend(ev.Skipped(r.request_id, "budget") for r in order[i:] if not r.seat_held)
 
+    def _pad(self, plan: SchedulerOutput) -> None:
+        """static-padded: finished rows run along in their seats, with what the live rows have left of the budget: padding never keeps anybody from a token."""
+        row = 0
+        for r in self.running:
+            if r.seat_held and self._budget > 0:
+                self._pad_row(r, plan, row)
+            row += row < len(self._shares) and self._shares[row] is r
+
     def _share(self, r: Request, n: int, wanted: int, cap: str, plan: SchedulerOutput, padding: bool = False) -> None:
         """Puts `n` tokens of the request into the plan: known ones, then as many of its drafts as fit. `padding`: drafts that stand for nothing."""
         start = r.num_computed_tokens
@@ -512,13 +523,13 @@ class Scheduler:
         self.chunk_records.append(ChunkRecord(r.request_id, start, n, "decode" if decode else "prefill", num_draft, sample, again))
         self.journal.append(ev.Scheduled(r.request_id, start, n, num_draft, wanted, cap, False, padding))
 
-    def _pad_row(self, r: Request, plan: SchedulerOutput) -> None:
-        """static-padded: a finished row runs along. Its last position is computed again, into its own slot, and the output thrown away."""
+    def _pad_row(self, r: Request, plan: SchedulerOutput, place: int) -> None:
+        """Computes the row's last position again, into its own slot; the output is thrown away. `place`: its row in the plan."""
         start = max(0, r.num_computed_tokens - 1)
-        plan.chunks.append(Chunk(r.request_id, start, 1, r.token_ids, r.block_ids, False, r.sampling))
-        self._shares.append(r)
+        plan.chunks.insert(place, Chunk(r.request_id, start, 1, r.token_ids, r.block_ids, False, r.sampling))
+        self._shares.insert(place, r)
         self._budget -= 1
-        self.chunk_records.append(ChunkRecord(r.request_id, start, 1, "decode", padding=True))
+        self.chunk_records.insert(place, ChunkRecord(r.request_id, start, 1, "decode", padding=True))
         self.journal.append(ev.Scheduled(r.request_id, start, 1, wanted=1, padding=True))
 
     # preemption ---------------------------------------------------------------------------------------------------------
@@ -544,22 +555,26 @@ class Scheduler:
         return self.policy.victim if rule == "policy" else rule
 
     def _candidates(self) -> list[tuple[Any, Request]]:
-        """Who could lose its blocks, first to lose first, with what they were ranked by."""
+        """Who could lose its blocks, first to lose first, with what they were ranked by.
+
+        The order is total. Sequences of one request tie in all that a rule looks at: then the last in the running order loses first, as under `last`.
+        If the first lost instead, it would come back behind its sibling and take the blocks from that one, and so on for ever.
+        """
         rule = self.victim_rule
-        free = [r for r in self.running if not r.seat_held]
+        last_first = [r for r in reversed(self.running) if not r.seat_held]
         if rule == "last":
-            return [(i, r) for i, r in reversed(list(enumerate(free)))]
+            return [(len(last_first) - 1 - i, r) for i, r in enumerate(last_first)]
         if rule == "rank":
-            keyed = [((rank_of(self.policy, r, self._now), r.seq), r) for r in free]
+            keyed = [((rank_of(self.policy, r, self._now), r.seq), r) for r in last_first]
             try:
                 return sorted(keyed, key=_first, reverse=True)
             except TypeError as e:
                 raise PolicyError(f"policy {self.policy.name}: its ranks of running requests don't compare with each other ({e})") from None
         if rule == "lowest-priority":
-            return sorted((((r.priority, r.seq), r) for r in free), key=_first, reverse=True)
+            return sorted((((r.priority, r.seq), r) for r in last_first), key=_first, reverse=True)
         if rule == "least-work-lost":
-            return sorted((((r.num_computed_tokens, -r.seq), r) for r in free), key=_first)
-        return sorted((((r.num_output_tokens, -r.num_prompt_tokens, -r.seq), r) for r in free), key=_first)
+            return sorted((((r.num_computed_tokens, -r.seq), r) for r in last_first), key=_first)
+        return sorted((((r.num_output_tokens, -r.num_prompt_tokens, -r.seq), r) for r in last_first), key=_first)
 
     def _victim(self) -> Request:
         return self._candidates()[0][1]
@@ -703,11 +718,13 @@ class Scheduler:
         ahead = self.config.num_draft_slots
         keep = int(max(rules.admission_watermark, self.config.watermark) * self.pool.num_blocks) if self.running else 0
         checks: list[tuple[str, int]] = []
+        most = None
+        if kv.sliding_window:
+            most = -(-min(kv.sliding_window - 1 + (self.config.max_num_batched_tokens or 0), self.max_model_len) // kv.block_size) + 1 + kv.sink_blocks
         if rules.reserve_full_isl:
-            most = None
-            if kv.sliding_window:
-                most = -(-min(kv.sliding_window - 1 + (self.config.max_num_batched_tokens or 0), self.max_model_len) // kv.block_size) + 1 + kv.sink_blocks
             checks.append(("blocks", kv.need_at_admission(hits, r.num_tokens, most)))
+        if rules.mix == "prefill-first" and (owed := self._blocks_owed(most)):
+            checks.append(("blocks", kv.need_at_admission(hits, r.num_tokens, most) + owed))
         checks.append(("blocks", kv.need_at_admission(hits, end)))
         if rules.reserve == "max-tokens":
             checks.append(("reserve", kv.need_at_admission(hits, r.num_prompt_tokens + r.max_tokens + ahead)))
@@ -732,6 +749,19 @@ class Scheduler:
             if tokens >= free * bs:
                 return "estimate", int(tokens // bs) + 1, free
         return None
+
+    def _blocks_owed(self, most: int | None) -> int:
+        """Blocks that running requests in the middle of their prefill still take before they decode; each holds `most` at once.
+
+        Where prefills go before decodes, another prefill joins them only if all of them fit. Otherwise they take each other's blocks for ever, and the decodes,
+        which alone could give blocks back, never get a token. A lone prefill that runs out ends the prefill step, so decodes go on then.
+        """
+        owed = 0
+        for x in self.running:
+            if not x.seat_held and _is_prefill(x):
+                whole = self.kv.blocks_for(x.num_tokens + self.num_lookahead)
+                owed += max(0, whole - len(x.block_ids) if most is None else min(most, whole) - self.kv.num_held(x))
+        return owed
 
     def _seat(self, r: Request, hits: list[int], cached: int, place: int) -> None:
         self._save(r)
