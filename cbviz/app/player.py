@@ -561,13 +561,14 @@ class Player:
         if n != self._live["num_requests"]:
             self.tell(num_requests=n)
         self.flush()
+        if stuck := s.engine.stuck if isinstance(s, Session) else "":
+            self.tell(playing=False, banner=f"This run is stuck. {stuck}.", bad=True, offer=None)
+            return False
         if not count:
-            stuck = isinstance(s, Session) and s.engine.stuck
-            ended = "All requests have ended. Add a prompt, restart, or look back with the slider."
+            said = "All requests have ended. Add a prompt, restart, or look back with the slider."
             if isinstance(s, Recording):
-                ended = "This is a recording, and this was its last step."
-            said = stuck or ended
-            self.tell(banner=said, bad=bool(stuck), offer=None if isinstance(s, Session) else self._live.get("offer"))
+                said = "This is a recording, and this was its last step."
+            self.tell(banner=said, bad=False, offer=None if isinstance(s, Session) else self._live.get("offer"))
         elif self._live.get("banner") and not isinstance(s, Recording):
             self.tell(banner=None, bad=False, offer=None)
         if s.stopped_by is not None and count:

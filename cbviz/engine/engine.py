@@ -23,11 +23,9 @@ from cbviz.core.scheduler import DIGEST_FORM, Scheduler
 from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts
+from cbviz.engine.progress import PATIENCE_STEPS, got_further, patience, why_stuck
 from cbviz.messages import Gauges, RequestError, RequestSpec, SchedulerOutput, Span, StepCost, StepRecord, sequence_ids
 from cbviz.runners.base import Runner
-
-PATIENCE_STEPS = 64
-"""So many steps in which nothing happens may a policy refuse the only requests there are, before the run is called stuck."""
 
 
 class Engine:
@@ -53,6 +51,10 @@ class Engine:
         self._order = 0
         self._idle = False
         """The last step found nothing to do."""
+        self._stalled = 0
+        """Steps since a request got further than ever before; see `engine.progress`."""
+        self._patience = 0
+        """Number of such steps after which the run is stuck; 0: not asked yet."""
         self._kv_stale = False
         """A failed pass wrote into blocks that running requests hold: the next step computes them again first."""
         self._kv_doubtful = False
@@ -84,9 +86,18 @@ class Engine:
 
     @property
     def stuck(self) -> str:
-        """Why nothing will ever happen again though requests wait; '' if that is not so."""
+        """Why nothing more will come of this run though requests are unfinished; '' if that is not so.
+
+        Either nothing will ever happen again, or what happens brings nobody further (`engine.progress`). An input, such as a changed knob or an abort, ends it.
+        """
         s = self.scheduler
-        if not self._idle or self.inputs or self.num_pending or not s.waiting or any(not r.seat_held for r in s.running):
+        if self.inputs:
+            return ""
+        if self._stalled > PATIENCE_STEPS:
+            self._patience = self._patience or patience(s)
+            if self._stalled > self._patience:
+                return why_stuck(s, self._stalled)
+        if not self._idle or self.num_pending or not s.waiting or any(not r.seat_held for r in s.running):
             return ""
         r = s.waiting[0]
         reason, need, have = r.last_wait or ("", 0, 0)
@@ -314,7 +325,7 @@ class Engine:
         inputs, self._done = self._done + inputs, []
         self.now_s = t1
         self._idle = not plan.chunks and not arrivals and not inputs
-        return StepRecord(
+        record = StepRecord(
             step=plan.step, t0_s=t0, t1_s=t1, clock="measured" if measured else "modelled", chunks=s.chunk_records, events=s.drain(), tokens=s.tokens, slots=s.slots,
             gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free,
                           _saved_blocks(s) if s.has_groups or s.pool.enable_caching else 0, s.host.num_blocks - len(s.host.free)),
@@ -323,6 +334,15 @@ class Engine:
             gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
             schedule_s=control if measured else None, carry=s.carry(),
         )
+        self._note(record)
+        return record
+
+    def _note(self, record: StepRecord) -> None:
+        """Counts steps that brought nobody further. Steps without work before an arrival don't count: the run waits for it."""
+        if got_further(record):
+            self._stalled = self._patience = 0
+        elif record.chunks or not self.num_pending:
+            self._stalled += 1
 
     def apply(self, record: StepRecord) -> None:
         """Does a recorded step again from its record alone: asks no policy, runner or clock. Leaves the KV to `sync`. Raises ReplayError."""
@@ -336,6 +356,7 @@ class Engine:
         self.inputs, self._done = [], []
         self.now_s = record.t1_s
         self._idle = not record.chunks and not record.arrivals and not record.inputs
+        self._note(record)
 
     def _forget_pending(self, arrived: set[str]) -> None:
         """These are no longer to arrive. Nearly always they are the next ones; else all are looked through."""
@@ -435,7 +456,7 @@ class Engine:
             "pending": self.pending_ids,
             "known": sorted(self._known),
             "idle": self._idle,
-        }
+        } | ({"stalled": self._stalled} if self._stalled else {})
 
     def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec], sync: bool = True) -> int:
         """Makes the engine equal a snapshot; `specs` must hold every request it names. Returns how many KV blocks the runner had to compute again.
@@ -448,6 +469,7 @@ class Engine:
         self._by_time, self._by_step, self._order, self._idle, self._known = [], [], 0, data["idle"], set()
         self.enqueue(specs[rid] for rid in data["pending"])
         self._known = set(data["known"])
+        self._stalled, self._patience = data.get("stalled", 0), 0
         return self.sync() if sync else 0
 
     def _runner_was_elsewhere(self) -> bool:

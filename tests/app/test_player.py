@@ -14,6 +14,7 @@ import pytest
 from cbviz.app import kept, opening
 from cbviz.app.opening import Settings
 from cbviz.app.player import WINDOW, Player
+from cbviz.core.policy import POLICIES, Policy
 from cbviz.cost import models
 from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
 from cbviz.session import Session
@@ -376,6 +377,37 @@ def test_live_knobs_hold_from_the_next_step_and_stay_through_a_restart() -> None
             page.do("restart", changes={"scenario": "burst"})
             await page.until(lambda: page.fields["scenario"]["value"] == "burst")
             assert page.fields["max_num_seqs"]["value"] == 4  # the scenario's own
+
+    asyncio.run(go())
+
+
+def test_a_stuck_run_stops_playing_says_why_and_goes_on_after_a_changed_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Newcomers(Policy):
+        """Whoever has run longest loses its blocks: two requests that don't fit together take turns for ever."""
+
+        name = "newcomers"
+        static = False
+
+        def rank(self, r: Any, now: float) -> Any:
+            return -r.queued_step
+
+    monkeypatch.setitem(POLICIES, "newcomers", Newcomers())
+
+    async def go() -> None:
+        specs = [RequestSpec(name, tuple(range(20)), 30, arrival_step=1) for name in ("a", "b")]
+        s = Session(specs, runner="sim", policy="newcomers", discipline="chunked", block_size=4, num_blocks=14, max_model_len=52, enable_prefix_caching=False,
+                    long_prefill_token_threshold=1)
+        async with opened(s) as (page, player):
+            page.do("speed", value=0)
+            page.do("play")
+            await page.until(lambda: page.live.get("bad"), "the run is said to be stuck")
+            assert page.live["banner"].startswith("This run is stuck. No request got further than before in the last ")
+            await page.until(lambda: not page.live["playing"])
+            assert not player.playing
+            page.do("set", field="policy", value="fcfs")
+            page.do("play")
+            await page.until(lambda: "ended" in (page.live.get("banner") or ""), "the end")
+            assert not page.live["bad"] and all(r.finished for r in s.state().by_index)
 
     asyncio.run(go())
 

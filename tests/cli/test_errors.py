@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cbviz.core.policy import POLICIES, Policy
 from tests.cli.conftest import Call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,3 +133,20 @@ def test_every_command_has_help(cbviz: Call) -> None:
         r = cbviz(command, "--help")
         assert r.code == 0
         assert r.out.startswith(f"Usage: cbviz {command}")
+
+
+def test_a_run_that_is_stuck_says_who_and_why(cbviz: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Newcomers(Policy):
+        """Whoever has run longest loses its blocks: two requests that don't fit together take turns for ever."""
+
+        name = "newcomers"
+        static = False
+
+        def rank(self, r: Any, now: float) -> Any:
+            return -r.queued_step
+
+    monkeypatch.setitem(POLICIES, "newcomers", Newcomers())
+    (tmp_path / "two.jsonl").write_text("".join(f'{{"request_id": "{name}", "prompt_len": 20, "max_tokens": 30}}\n' for name in "ab"))
+    knobs = ("block_size=4", "num_blocks=14", "max_model_len=52", "enable_prefix_caching=off", "long_prefill_token_threshold=1")
+    r = cbviz(*SIM, "--workload", tmp_path / "two.jsonl", "--policy", "newcomers", "--discipline", "chunked", *(x for k in knobs for x in ("--set", k)))
+    assert r.code == 2 and "No request got further than before in the last" in r.err and "compute the same tokens again and again" in r.err

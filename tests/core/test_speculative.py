@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -158,8 +159,11 @@ def test_ngram_on_a_tape_is_a_real_lookup() -> None:
 
 
 @pytest.fixture
-def clean_proposers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbviz.core.speculative.PROPOSERS", dict(PROPOSERS))
+def clean_proposers() -> Iterator[None]:
+    before = dict(PROPOSERS)
+    yield
+    PROPOSERS.clear()
+    PROPOSERS.update(before)
 
 
 @pytest.mark.usefixtures("clean_proposers")

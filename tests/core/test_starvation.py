@@ -10,7 +10,8 @@ import pytest
 import cbviz as cb
 from cbviz import events as ev
 from cbviz.core.policy import POLICIES
-from cbviz.engine.engine import PATIENCE_STEPS, Engine
+from cbviz.engine.engine import Engine
+from cbviz.engine.progress import PATIENCE_STEPS
 from cbviz.messages import RequestSpec
 from cbviz.trace.explain import explain
 from tests.core.byhand import byhand, found, run, spec

@@ -1,0 +1,69 @@
+"""Whether a run still gets anywhere: the count of steps in which no request got further than ever before, and why a run is stuck.
+
+A request gets further when a position of its tokens is computed for the first time. Computing positions again after a preemption is no progress,
+nor is padding, nor drafts alone. Everything follows from the records, so a rewound, replayed or forked run counts as the first one did.
+"""
+
+from __future__ import annotations
+
+from cbviz import events as ev
+from cbviz.core.request import Request, Status
+from cbviz.core.scheduler import Scheduler
+from cbviz.messages import StepRecord
+
+PATIENCE_STEPS = 64
+"""Number of steps that any wait may take: a policy may count steps before it admits, as ageing does."""
+
+
+def got_further(record: StepRecord) -> bool:
+    """Return whether a request got further than ever before in this step, or something changed from outside, or a request ended."""
+    if record.arrivals or record.inputs:
+        return True
+    if any(not c.padding and c.num_recomputed + c.num_draft < c.num_tokens for c in record.chunks):
+        return True
+    return any(isinstance(e, ev.Finished) for e in record.events)
+
+
+def patience(s: Scheduler) -> int:
+    """Number of steps without progress after which the run counts as stuck.
+
+    PATIENCE_STEPS, and twice the steps in which all requests that have ever run could be computed again, one after the other.
+
+    Why no honest run needs more. In a step without progress only lost tokens are computed again. Every victim rule is a total order, so one running request
+    loses its blocks to nobody; it gets a chunk (the budget, or `long_prefill_token_threshold` where that is less) in each step, or requests before it
+    get theirs. It is back where it was after its tokens / chunk steps. The order may change on the way, and another request may take its place, but each does so
+    at most once before somebody gets further: one round over all of them. Twice that leaves room for steps that a preemption ends early.
+    The number stays the same for as long as nobody gets further, because no request grows, arrives or ends.
+    """
+    budget = max(1, s.config.max_num_batched_tokens or 1)
+    chunk = min(budget, s.config.long_prefill_token_threshold or budget)
+    again = sum(1 + -(-r.num_tokens // chunk) for r in _who(s))
+    return PATIENCE_STEPS + 2 * again
+
+
+def why_stuck(s: Scheduler, num_steps: int) -> str:
+    """Say who got nowhere in the last `num_steps` steps, why, and what to do."""
+    who = sorted(_who(s), key=lambda r: -r.num_preemptions)
+    names = _listed([r.request_id for r in who])
+    said = f"No request got further than before in the last {num_steps} steps, since step {s.step - num_steps}: "
+    lost = [r for r in who if r.num_preemptions]
+    if lost:
+        times = _listed([str(r.num_preemptions) for r in lost])
+        most = f" {_listed([r.request_id for r in lost])} lost their blocks {times} times." if len(lost) > 1 else f" {lost[0].request_id} lost its blocks {times} times."
+        why = f"{names} compute the same tokens again and again.{most}" if len(who) > 1 else f"{names} computes the same tokens again and again.{most}"
+        return f"{said}{why} Choose another victim rule or policy, lower max_num_seqs, fork with more num_blocks, or abort {lost[0].request_id}"
+    budget = s.config.max_num_batched_tokens
+    why = f"{names or 'nobody'} runs and gets no tokens; the budget is {budget} tokens a step (max_num_batched_tokens)"
+    return f"{said}{why}. Raise it, choose another discipline, or abort {who[0].request_id if who else 'what waits'}"
+
+
+def _who(s: Scheduler) -> list[Request]:
+    """The unfinished requests that have run."""
+    return [r for r in s.requests.values() if not r.seat_held and (r.status is Status.RUNNING or r.num_preemptions)]
+
+
+def _listed(items: list[str]) -> str:
+    """The first three, in words."""
+    if len(items) > 3:
+        return f"{', '.join(items[:3])} and {len(items) - 3} more"
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

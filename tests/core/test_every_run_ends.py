@@ -1,0 +1,89 @@
+"""Every run ends or says why not, whatever the knobs: disciplines, policies, victim rules, techniques, n, beams, thresholds and tight pools, drawn independently.
+
+For more draws than a test should make: `python -m tests.core.test_every_run_ends FIRST_SEED NUM`, which prints how they ended and names each seed that failed.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from cbviz.config import ConfigError
+from cbviz.engine.progress import PATIENCE_STEPS, patience
+from cbviz.session import Session
+from tests.strategies import Drawn, draw
+
+NUM = 500
+
+
+def halfway(s: Session) -> None:
+    """No run that goes on comes more than half way to being called stuck: the limit has room."""
+    if s.engine._stalled > PATIENCE_STEPS // 2 and not s.engine.stuck:
+        assert s.engine._stalled <= patience(s.engine.scheduler) / 2, f"{s.engine._stalled} steps of {patience(s.engine.scheduler)}"
+
+
+def outcome(drawn: Drawn) -> tuple[str, int]:
+    """How the run ends, and the steps it takes; `refused` where the knobs don't go together. The checker is asked after each step."""
+    with drawn.named():
+        try:
+            s = drawn.session()
+        except ConfigError:
+            return "refused", 0
+        how = drawn.play(s, after=halfway)
+        if how != "ended":
+            return "stuck: " + how, len(s.trace)
+        pool = s.engine.scheduler.pool
+        assert all(r.finished or r.status == "refused" for r in s.state().by_index) and pool.num_free == pool.num_blocks - 1
+        return how, len(s.trace)
+
+
+def outcomes(seeds: Iterable[int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            how, steps = outcome(draw(random.Random(seed)))
+        except BaseException as e:
+            e.add_note(f"draw(random.Random({seed}))")
+            raise
+        found[how] += 1
+        found["steps"] += steps
+    return found
+
+
+def test_every_run_ends_or_says_why_not() -> None:
+    """With the policies that come with the package none is stuck; that is what the counts say beside the rule itself."""
+    found = outcomes(range(NUM))
+    assert found["ended"] + found["refused"] == NUM, [k for k in found if k.startswith("stuck")]
+    assert found["refused"] < NUM / 10
+
+
+@pytest.mark.slow
+@pytest.mark.deep
+def test_many_more_runs_end_or_say_why_not() -> None:
+    found = outcomes(range(NUM, 10 * NUM))
+    assert found["ended"] + found["refused"] == 9 * NUM, [k for k in found if k.startswith("stuck")]
+
+
+def main(first: int, num: int) -> int:
+    """Plays `num` draws from seed `first` on; a failure is printed and the rest goes on. Returns the number of failures."""
+    found: Counter[str] = Counter()
+    for seed in range(first, first + num):
+        try:
+            how, steps = outcome(draw(random.Random(seed)))
+        except Exception as e:
+            print(f"seed {seed}: {type(e).__name__}: {e}", flush=True)
+            how, steps = "failed", 0
+        if how.startswith("stuck"):
+            print(f"seed {seed}: {how}", flush=True)
+        found[how.split(":")[0]] += 1
+        found["steps"] += steps
+    print(f"seeds {first}..{first + num - 1}: " + ", ".join(f"{n:,} {what}" for what, n in sorted(found.items())), flush=True)
+    return found["failed"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])) > 0)
