@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ class Newcomers(Policy):
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "newcomers", Newcomers())
-    yield
 
 
 def turns(**knobs: Any) -> Session:
@@ -41,7 +39,7 @@ def turns(**knobs: Any) -> Session:
 
 def ran_into() -> Session:
     s = turns()
-    with pytest.raises(Stuck, match="^No request got further than before in the last [0-9]+ steps, since step [0-9]+: . and . compute the same tokens again and again"):
+    with pytest.raises(Stuck, match=r"^No request got further than before in the last [0-9]+ steps, since step [0-9]+: . and . compute the same tokens again and again"):
         s.run(max_steps=3000)
     return s
 
@@ -107,7 +105,7 @@ def test_a_running_request_that_gets_no_tokens(monkeypatch: pytest.MonkeyPatch) 
     s = Session([spec("a", 8, 4)], runner="sim", max_num_batched_tokens=64)
     s.step()
     monkeypatch.setattr(Scheduler, "_run", lambda self, plan, order: None)
-    with pytest.raises(Stuck, match="a runs and gets no tokens; the budget is 64 tokens a step .max_num_batched_tokens.. Raise it, choose another discipline, or abort a"):
+    with pytest.raises(Stuck, match=r"a runs and gets no tokens; the budget is 64 tokens a step .max_num_batched_tokens.\. Raise it, choose another discipline, or abort a"):
         s.run(max_steps=500)
 
 
