@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cbviz import checks
-from cbviz.cli.terminal import Bar
+from cbviz.cli.terminal import Bar, known_errors
 from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def preset_note(workload: str, named: dict[str, Any]) -> str:
 def open_session(runner: str, workload: str, model: str | None, seed: int, named: dict[str, Any], params: dict[str, Any], bar: Bar) -> Session:
     """The session that the options describe. Raises what is wrong with them, before a model is loaded where that can be told."""
     from cbviz.session import RUNNERS, Session
+    from cbviz.trace.reading import CONTRADICTION, believed
     from cbviz.trace.trace import load
 
     if runner not in RUNNERS:
@@ -107,5 +108,6 @@ def open_session(runner: str, workload: str, model: str | None, seed: int, named
             raise ConfigError(f"{'--model' if model is not None else '--param'} does not go with --runner tape: model and requests are those of the recording")
         if not Path(workload).is_file():
             raise ConfigError(f"--runner tape runs a recording again under another schedule: --workload must be a trace file, got {workload!r}")
-        return Session.from_tape(load(workload), **named)
+        trace = load(workload)
+        return believed(lambda: Session.from_tape(trace, **named), f"{workload} cannot be run again: what it says {CONTRADICTION}", passing=known_errors())
     return Session(workload, runner=runner, model=model or DEFAULT_MODEL, seed=seed, workload_params=params, progress=bar.download, **with_preset(workload, named))

@@ -45,7 +45,7 @@ def plain_errors(f: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-def known_errors() -> tuple[type[BaseException], ...]:
+def known_errors() -> tuple[type[Exception], ...]:
     from cbviz.core.policy import PolicyError
     from cbviz.core.replay import ReplayError
     from cbviz.messages import RequestError

@@ -14,8 +14,6 @@ After every step the folded state is held against the row: tables, both queues, 
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +25,7 @@ from cbviz.core.block_pool import ROOT, hash_block
 from cbviz.cost import models
 from cbviz.messages import ChunkRecord, Gauges, RequestError, RequestSpec, Sampling, StepRecord, TokenAccount
 from cbviz.trace.accounting import count_slots, executed_at
+from cbviz.trace.reading import believed, lines_of
 from cbviz.trace.schema import TraceError, TraceHeader
 from cbviz.trace.state import State
 from cbviz.trace.trace import Trace
@@ -56,6 +55,10 @@ def import_recording(path: str | Path, *, tokenizer: Tokenizer | None = None, wo
     """
     file = Path(path)
     lines = _lines(file)
+    return believed(lambda: _imported(file, lines, tokenizer, workload), f"{file} is not a recording that can be imported")
+
+
+def _imported(file: Path, lines: list[dict[str, Any]], tokenizer: Tokenizer | None, workload: str | Path | None) -> Trace:
     head = lines[0]
     if head.get("kind") != "config" or "engine_args" not in head:
         raise TraceError(f"{file}, line 1: not the config line of a recorded vLLM (kind 'config' with engine_args)")
@@ -72,21 +75,13 @@ def import_recording(path: str | Path, *, tokenizer: Tokenizer | None = None, wo
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    try:
-        raw = file.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-    except OSError as e:
-        raise TraceError(f"cannot open {file}: {e.strerror or e}") from None
-    except (EOFError, zlib.error) as e:
-        raise TraceError(f"{file} is not a complete gzip file: {e}") from None
     out: list[dict[str, Any]] = []
-    for number, line in enumerate(raw.split(b"\n"), 1):
+    for number, line in enumerate(lines_of(file), 1):
         if not line.strip():
             continue
         try:
             out.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, RecursionError) as e:
             raise TraceError(f"{file}, line {number}: not a line of a recording ({e})") from None
     if not out:
         raise TraceError(f"{file} is empty")
@@ -100,7 +95,7 @@ def _requests(file: Path, head: dict[str, Any], workload: str | Path | None) -> 
         return {"": data, **{q["id"]: q for q in data["requests"]}}
     except OSError as e:
         raise TraceError(f"{file} names its requests in {source}, which can't be opened ({e.strerror or e}): name the file of requests") from None
-    except (msgspec.DecodeError, KeyError, TypeError) as e:
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError) as e:
         raise TraceError(f"{source} is not a file of requests ({e})") from None
 
 

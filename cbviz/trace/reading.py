@@ -54,14 +54,15 @@ def fold(append: Callable[[StepRecord], None], record: StepRecord, name: Path, n
     believed(lambda: append(record), f"{name}, line {number}: step {record.step} does not fit what stands before it")
 
 
-def believed(make: Callable[[], T], complaint: str) -> T:
-    """What `make` returns. An error of any kind means that the file contradicts itself: raises TraceError that begins with `complaint`.
+def believed(make: Callable[[], T], complaint: str, *, passing: tuple[type[Exception], ...] = ()) -> T:
+    """What `make` returns. Any error but `passing` means that the file contradicts itself: raises TraceError that begins with `complaint`.
 
     A trace can be wrong in more ways than can be listed: an unknown request, a block twice, a place beyond a list's end.
     """
+    kept: tuple[type[Exception], ...] = (TraceError, BrokenPipeError, *passing)
     try:
         return make()
-    except (TraceError, BrokenPipeError):
+    except kept:
         raise
     except Exception as e:
         raise TraceError(f"{complaint} ({type(e).__name__}: {_first_line(e)})") from e

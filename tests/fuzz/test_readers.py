@@ -270,15 +270,18 @@ def test_the_command_line(cbviz: Call, cache: Path, tmp_path: Path, monkeypatch:
     good = (tmp_path / "good.jsonl").read_bytes()
     words = ["", "x", "-1", "0", "1", "7", "nan", "1e999", "9" * 30, "9" * 5000, "half \udcff", "a\u2028b", "t.jsonl", "w.jsonl", ".", "/dev/null", "vllm", "fcfs",
              "max_num_seqs=0", "num_blocks=4", "num_blocks=9999999999", "block_size=0", "seed=3", "limit=2", "limit=x", "num_requests=2", "scale=0", "=", "a=b"]
-    options = {"run": ("--workload", "--discipline", "--policy", "--set", "--param", "--seed", "--model"), "show": ("--step",), "export": ("--to",), "compare": ("--json",)}
+    options = {"run": ("--workload", "--discipline", "--policy", "--set", "--param", "--seed", "--model"), "show": ("--step",), "export": ("--to",), "compare": ("--json",),
+               "tape": ("--discipline", "--policy", "--set"), "import": ("--out", "--requests")}
 
     def read(rng: random.Random) -> None:
         (tmp_path / "t.jsonl").write_bytes(file_changed(rng, good))
         (tmp_path / "w.jsonl").write_bytes(file_changed(rng, rng.choice(list(REQUESTS.values())).encode()))
-        command = rng.choice(("run", "run", "show", "show", "export", "compare"))
+        command = rng.choice(("run", "run", "tape", "import", "show", "show", "export", "compare"))
         args: list[object] = [command]
         if command == "run":
             args += ["--runner", "sim", "--workload", "w.jsonl", "--param", "limit=3"] if rng.random() < 0.7 else ["--runner", "sim", "--param", "num_requests=2"]
+        elif command == "tape":
+            args = ["run", "--runner", "tape", "--workload", "t.jsonl"]
         elif command == "compare":
             args += ["good.jsonl", "t.jsonl"]
         else:
