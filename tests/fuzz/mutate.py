@@ -87,7 +87,7 @@ def lines_changed(rng: random.Random, raw: bytes) -> bytes:
         else:
             try:
                 lines[at] = text_of(swapped(rng, json.loads(lines[at]), rng.choice((1, 1, 3))))
-            except ValueError:
+            except (ValueError, RecursionError):
                 cells = lines[at].split(b",")
                 cells[rng.randrange(len(cells))] = str(rng.choice(VALUES)).encode("utf-8", "replace")
                 lines[at] = b",".join(cells)
