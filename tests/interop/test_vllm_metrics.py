@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cbviz.bench.metrics_record import WORKLOADS
+from cbviz.bench.metrics_record import WORKLOADS, record_metrics
+from cbviz.bench.peer import find_python
 from cbviz.interop.prometheus import number, to_prometheus
 from cbviz.interop.vllm_metrics import NAMES, NOT_EXPORTED, bucket_bounds
 from cbviz.messages import RequestSpec, Sampling
@@ -150,6 +152,20 @@ def test_names_and_buckets_are_vllms(name: str) -> None:
         recording["bounds"],
         recording["config"]["max_model_len"],
     )
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_a_vllm_that_is_there_counts_as_the_recorded_one_did(tmp_path: Path) -> None:
+    python = os.environ.get("CBVIZ_VLLM_PYTHON") or find_python(None)
+    if python is None:
+        pytest.skip("no vLLM: CBVIZ_VLLM_PYTHON names a Python that has it")
+    version = record_metrics(tmp_path, python)
+    if not version.startswith("0.32."):
+        pytest.skip(f"vLLM {version} is there, the recordings are of 0.32")
+    for name in WORKLOADS:
+        fresh = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        assert fresh == load(name), name
 
 
 # a server's scrape, where there is one --------------------------------------------------------------------------------

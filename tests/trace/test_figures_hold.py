@@ -141,8 +141,9 @@ def test_figures_hold_in_any_run() -> None:
 
 
 @pytest.mark.slow
-def test_figures_hold_in_any_run_many_more() -> None:
-    assert sum(map(holds_in, range(500, 2000))) > 1200
+@pytest.mark.parametrize("first", range(500, 2500, 500))
+def test_figures_hold_in_any_run_many_more(first: int) -> None:
+    assert sum(map(holds_in, range(first, first + 500))) > 400
 
 
 def _late_request_of_several() -> list[RequestSpec]:
