@@ -9,10 +9,12 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from cbviz.config import ConfigError
+from cbviz.core.policy import POLICIES, Policy
 from cbviz.engine.progress import PATIENCE_STEPS, patience
 from cbviz.session import Session
 from tests.strategies import Drawn, draw
@@ -59,6 +61,55 @@ def test_every_run_ends_or_says_why_not() -> None:
     found = outcomes(range(NUM))
     assert found["ended"] + found["refused"] == NUM, [k for k in found if k.startswith("stuck")]
     assert found["refused"] < NUM / 10
+
+
+class Newcomers(Policy):
+    """Whoever has run longest loses its blocks."""
+
+    static = False
+
+    def rank(self, r: Any, now: float) -> Any:
+        return -r.queued_step
+
+
+class Turning(Policy):
+    """The order turns round with every step of waiting."""
+
+    static = False
+
+    def rank(self, r: Any, now: float) -> Any:
+        return r.seq if r.num_waiting_steps % 2 else -r.seq
+
+
+class ShortOnly(Policy):
+    """Never admits a prompt of more than nine tokens."""
+
+    def admit(self, r: Any, now: float) -> bool:
+        return bool(r.num_prompt_tokens <= 9)
+
+
+class Slow(Policy):
+    """Admits after 20 steps of waiting."""
+
+    def admit(self, r: Any, now: float) -> bool:
+        return bool(r.num_waiting_steps >= 20)
+
+
+@pytest.mark.parametrize("policy", [Newcomers, Turning, ShortOnly, Slow])
+def test_under_a_policy_that_means_no_good_every_run_ends_or_is_stuck(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "typed", policy())
+    found: Counter[str] = Counter()
+    for seed in range(60):
+        drawn = draw(random.Random(seed), policy="typed")
+        with drawn.named():
+            try:
+                how = drawn.play(drawn.session())
+            except ConfigError:
+                continue
+            found["ended" if how == "ended" else "stuck"] += 1
+            if how != "ended":
+                assert "can never be admitted: policy" in how or "No request got further" in how
+    assert found["ended"] > 20 and (found["stuck"] > 5 or policy is not ShortOnly)
 
 
 @pytest.mark.slow
