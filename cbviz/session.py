@@ -30,7 +30,7 @@ from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord, sequ
 from cbviz.runners.base import Runner
 from cbviz.trace import alone
 from cbviz.trace.alone import AgainstAlone
-from cbviz.trace.schema import KEYFRAME_EVERY, Keyframe, TraceHeader
+from cbviz.trace.schema import Keyframe, TraceHeader
 from cbviz.trace.state import RequestState, State
 from cbviz.trace.trace import Cursor, Trace
 
@@ -308,7 +308,7 @@ class Session:
             record.texts = self._recorded_texts(record)
         self.config = self.engine.config
         self.trace.append(record)
-        if record.step % KEYFRAME_EVERY == 0:
+        if self.trace.wants_keyframe(record.step):
             self.trace.add_keyframe(Keyframe(record.step, self.engine.digest(), self.engine.snapshot(), DIGEST_FORM))
 
     def _texts_of(self, record: StepRecord, tokenizer: Any) -> dict[str, list[str]]:

@@ -57,6 +57,7 @@ def run(
     # Written line by line, so that a crash loses one step at most; a gzip file can't be, it is written at the end.
     zipped = out is not None and out.suffix == ".gz"
     path = out if out is not None and not zipped else runs.new_path(f"{Path(workload).stem}-{s.config.discipline}")
+    s.trace.keyframes = out is not None  # a run kept for `show` is never rewound here
     s.trace.autosave(path)
     stopped = False
     try:

@@ -261,6 +261,11 @@ class State:
         """The head of the queue waits because no run of free blocks is long enough (contiguous reservation)."""
         return bool(self.waiting) and self.requests[self.waiting[0]].wait_reason == "fragments"
 
+    @property
+    def size(self) -> int:
+        """About how many numbers a copy of this state holds of its own (finished requests are shared)."""
+        return 3 * self.num_blocks + len(self.by_index) + sum(60 + 3 * len(r.output_token_ids) + len(r.block_ids) for r in self.by_index if not r.finished or r.seat_held)
+
     # folding ------------------------------------------------------------------------------------------------------------
 
     def clone(self) -> State:

@@ -1,6 +1,7 @@
 """A run as a list of step records, with the folds that views need. Knows neither engine nor widgets; live and opened traces are the same thing.
 
-Owns `Trace`, `Cursor`, saving and opening. Seeking costs at most `KEYFRAME_EVERY` folds: a copy of the state is kept every 100 steps.
+Owns `Trace`, `Cursor`, saving and opening. Seeking costs at most 100 folds: a copy of the state is kept every 100 steps. Where the
+copies grow too large they stand further apart (`trace.keyframes`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import msgspec
 from cbviz.events import Resized
 from cbviz.messages import RequestSpec, StepRecord
 from cbviz.trace import reading
-from cbviz.trace.schema import KEYFRAME_EVERY, Keyframe, StepLine, TraceError, TraceHeader, decode_line, encode
+from cbviz.trace.keyframes import MOST_KEYFRAME_BYTES, MOST_STATE_NUMBERS, Spacing
+from cbviz.trace.schema import Keyframe, StepLine, TraceError, TraceHeader, decode_line, encode
 from cbviz.trace.state import CODE, State
 
 
@@ -52,7 +54,10 @@ class Trace:
         self.segments: list[list[Segment]] = []
         """For each request, in order of arrival, what it was from which step on. Adjacent segments differ."""
         self._live = State(self.header.num_blocks, self.header.block_size, self.header.config)
-        self._frames: list[State] = [self._live.clone()]
+        self.keyframes = True
+        """Keep states to seek from, and ask for keyframes? False: this run is only run to its end."""
+        self._frames: dict[int, State] = {0: self._live.clone()}
+        self._frame_spacing, self._keyframe_spacing = Spacing(MOST_STATE_NUMBERS), Spacing(MOST_KEYFRAME_BYTES)
         self._cache: tuple[Cursor, State] | None = None
         self._sink: IO[bytes] | None = None
 
@@ -100,7 +105,10 @@ class Trace:
 
     def _base(self, step: int) -> State:
         """A private copy of the nearest state at or before `step`."""
-        frame = self._frames[step // KEYFRAME_EVERY]
+        nearest = self._frame_spacing.before(step)
+        while nearest not in self._frames:
+            nearest -= self._frame_spacing.every
+        frame = self._frames[nearest]
         if self._cache is not None and self._cache[0].event is None and frame.step < self._cache[0].step <= step:
             frame = self._cache[1]
         return frame.clone()
@@ -132,8 +140,10 @@ class Trace:
         for index in live.changed:
             self._note(index, record.step)
         live.changed.clear()
-        if record.step % KEYFRAME_EVERY == 0:
-            self._frames.append(live.clone())
+        if self.keyframes and self._frame_spacing.wants(record.step):
+            self._frames[record.step] = live.clone()
+            for step in self._frame_spacing.keep(record.step, live.size):
+                del self._frames[step]
         if self._sink is not None:
             self._sink.write(_line(record))
             self._sink.flush()
@@ -155,8 +165,15 @@ class Trace:
                 mine.append(Segment(step + 1, code))
             r.code = code
 
+    def wants_keyframe(self, step: int) -> bool:
+        """Should the producer give a keyframe after this step?"""
+        return self.keyframes and self._keyframe_spacing.wants(step)
+
     def add_keyframe(self, frame: Keyframe) -> None:
+        """Keeps a keyframe; where all together grow too large, every second one is dropped."""
         self.digests[frame.step] = frame
+        for step in self._keyframe_spacing.keep(frame.step, len(encode(frame))):
+            self.digests.pop(step, None)
         if self._sink is not None:
             self._sink.write(encode(frame) + b"\n")
             self._sink.flush()

@@ -137,7 +137,7 @@ def try_one(begin: Callable[[Drawn, random.Random, Path], Session], seed: int, f
     rng = random.Random(seed)
     drawn = draw(rng)
     with drawn.named(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cbviz.session.KEYFRAME_EVERY", SMALL_KEYFRAMES)
+        patch.setattr("cbviz.trace.keyframes.KEYFRAME_EVERY", SMALL_KEYFRAMES)
         try:
             s = begin(drawn, rng, folder / "begin.jsonl")
         except REFUSED:
@@ -186,7 +186,7 @@ def test_an_empty_start_goes_on(tmp_path: Path) -> None:
 def test_a_removed_request_stays_removed_after_a_rewind() -> None:
     """Given a branch without a request that had not arrived, when it goes back, also beyond a keyframe, then the request does not come back, and its id is free."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cbviz.session.KEYFRAME_EVERY", 3)
+        patch.setattr("cbviz.trace.keyframes.KEYFRAME_EVERY", 3)
         s = Session([RequestSpec("a", (1, 2, 3), 20), RequestSpec("late", (1, 2), 4, arrival_step=12)], runner="sim")
         s.run(max_steps=8)
         branch = s.fork(remove=["late"])
