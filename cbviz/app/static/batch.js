@@ -1,5 +1,6 @@
 // The batch of one step as one bar of tokens: whose they are (colour) and what they are for (texture of the strip below).
 import { cut } from "./format.js";
+import { isolated } from "./texts.js";
 export const KINDS = ["prefill", "decode", "recompute", "padded"];
 export class BatchBar {
   constructor(canvas, app) { this.c = canvas; this.app = app; this.dirty = true; this.w = this.h = 0; this.ro = new ResizeObserver((e) => { this.w = e[0].contentRect.width; this.h = e[0].contentRect.height; this.dirty = true; app.dirty(); }); this.ro.observe(canvas); canvas.addEventListener("click", (e) => { const k = this.at(e); if (k) app.select(k.r); }); canvas.addEventListener("mousemove", (e) => { const k = this.at(e); canvas.title = k ? `${app.R.id(k.r)}: ${k.n} ${KINDS[k.kind]}, positions ${k.start}–${k.start + k.n - 1}` : ""; }); }
@@ -16,7 +17,7 @@ export class BatchBar {
       const xa = px(at), xb = Math.max(xa + 1, px(at + k.n)), g = xb - xa > 4 ? 1 : 0; at += k.n; this.hit.push({ xa, xb, k });
       x.fillStyle = th.own.css[k.r & 255]; x.fillRect(xa, 0, xb - xa - g, bar); x.fillStyle = th.state[KINDS[k.kind]][0]; x.fillRect(xa, bar + 2, xb - xa - g, 5);
       if (k.r === this.app.sel) { x.strokeStyle = th.accent; x.lineWidth = 2; x.strokeRect(xa + 1, 1, Math.max(1, xb - xa - g - 2), bar - 2); }
-      if (xb - xa >= 22) { x.fillStyle = th.own.ink[k.r & 255]; x.fillText(cut(R.id(k.r), Math.floor((xb - xa) / 7)), (xa + xb - g) / 2, bar / 2 + 0.5); }
+      if (xb - xa >= 22) { x.fillStyle = th.own.ink[k.r & 255]; x.fillText(isolated(cut(R.id(k.r), Math.floor((xb - xa) / 7))), (xa + xb - g) / 2, bar / 2 + 0.5); }
     }
     if (R.pad) { const xa = px(at), xb = px(at + R.pad); x.fillStyle = th.state.padded[0]; x.fillRect(xa, 0, Math.max(1, xb - xa), bar); x.fillRect(xa, bar + 2, Math.max(1, xb - xa), 5); }
     this.top = top;

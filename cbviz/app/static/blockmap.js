@@ -101,13 +101,13 @@ export class BlockView {
     const copied = (this.app.R.copies || []).map(([a, b]) => (a === i ? `\ncopied to block ${b} in this step (copy-on-write)` : b === i ? `\na copy of block ${a}, made in this step (copy-on-write)` : "")).join(""); const { R } = this.app, n = R.sinkBlocks, pinned = n && R.bl.refs(i) && R.holders(i).some((r) => R.rows[r] && R.rows[r].blocks.slice(0, n).includes(i)) ? `\nholds attention sinks: every query sees its request's first ${plural(R.meta.sinks, "token")}` : ""; return this.what(i) + pinned + copied;
   }
   what(i) {
-    const { R } = this.app, bl = R.bl, kind = bl.kind(i), who = R.id(bl.owner(i)), fill = `${bl.fill(i)} of ${plural(bl.size, "slot")} filled`, changed = bl.marked[i] ? "\nchanged in this step" : "";
+    const { R } = this.app, bl = R.bl, kind = bl.kind(i), who = R.name(bl.owner(i)), fill = `${bl.fill(i)} of ${plural(bl.size, "slot")} filled`, changed = bl.marked[i] ? "\nchanged in this step" : "";
     if (kind === "null") return `block ${i}\nthe null block: never given out`;
-    if (kind === "shared") { const h = R.holders(i).map((r) => R.id(r)); return `block ${i}\nshared by ${h.length}: ${h.slice(0, 8).join(", ")}${h.length > 8 ? ", …" : ""}\n${fill}${changed}`; }
+    if (kind === "shared") { const h = R.holders(i).map((r) => R.name(r)); return `block ${i}\nshared by ${h.length}: ${h.slice(0, 8).join(", ")}${h.length > 8 ? ", …" : ""}\n${fill}${changed}`; }
     if (kind === "used") return `block ${i}\nowned by ${who}\n${fill}${bl.flags(i) & CACHED ? "\nfull, can be found by its hash" : ""}${changed}`;
     if (kind === "reserved") return `block ${i}\nreserved for ${who}, no token yet${changed}`;
     if (kind === "cached") return `block ${i}\nfree, but still holds tokens of ${who}:\na prompt that begins the same can hit it${changed}`;
-    if (this.frag) { const q = R.rows[R.waiting[0]]; return `block ${i}\nfree, in a run of ${this.run(i)}\n${R.id(R.waiting[0])} needs ${q.need} side by side${changed}`; }
+    if (this.frag) { const q = R.rows[R.waiting[0]]; return `block ${i}\nfree, in a run of ${this.run(i)}\n${R.name(R.waiting[0])} needs ${q.need} side by side${changed}`; }
     return `block ${i}\nfree${changed}`;
   }
   hover(p) { const i = p ? this.at(p) : -1; if (i >= 0) this.f.showTip(p, this.describe(i)); else this.f.hideTip(); if (i !== this.hov) { this.hov = i; this.f.dov = true; this.app.dirty(); } }

@@ -6,7 +6,7 @@ import { Popover, errorLine, fail } from "./popover.js";
 export class ForkForm {
   constructor(app, root, button) {
     this.app = app; this.pop = new Popover(app, root, button, "Fork", "cb-forkpop", () => { fail(this.error, ""); this.picked(); app.send("forkform"); });
-    this.title = h("h2"); this.note = h("p", { class: "cb-note" }); this.fields = h("div", { class: "cb-fields" }); this.error = errorLine("cb-fork-error"); this.name = h("input", { type: "text", class: "cb-fork-name", maxlength: 80, placeholder: "as what is changed", "aria-label": "Name of the branch" });
+    this.title = h("h2"); this.note = h("p", { class: "cb-note" }); this.fields = h("div", { class: "cb-fields" }); this.error = errorLine("cb-fork-error"); this.name = h("input", { type: "text", class: "cb-fork-name", maxlength: 80, placeholder: "as what is changed", dir: "auto", "aria-label": "Name of the branch" });
     this.add = h("input", { type: "checkbox", class: "cb-fork-add" }); this.addText = h("span"); this.remove = h("input", { type: "checkbox", class: "cb-fork-remove" }); this.removeText = h("span");
     this.create = h("button", { type: "button", class: "cb-btn cb-primary cb-fork-create", text: "Create", onclick: () => this.go() });
     this.pop.box.append(this.title, this.note, this.fields, h("label", { class: "cb-check" }, this.add, this.addText), h("label", { class: "cb-check" }, this.remove, this.removeText), h("div", { class: "cb-field" }, h("label", { text: "name" }), this.name), this.error, h("div", { class: "cb-poprow" }, this.create));
@@ -43,8 +43,8 @@ export class BranchMenu {
     });
   }
   row(b) {
-    const name = h("button", { type: "button", class: "cb-branch-show", title: "Show this branch", onclick: () => { this.pop.close(); if (!n._b.shown) this.app.send("branch", { name: n._b.name }); } }, b.name), what = h("span", { class: "cb-note" });
-    const input = h("input", { type: "text", class: "cb-branch-new", maxlength: 80, hidden: true, "aria-label": `New name of ${b.name}`, onkeydown: (e) => { if (e.key === "Enter") { e.preventDefault(); this.app.send("rename", { name: n._b.name, new: input.value }); } else if (e.key === "Escape") { e.stopPropagation(); edit(false); } } });
+    const name = h("button", { type: "button", class: "cb-branch-show", dir: "auto", title: "Show this branch", onclick: () => { this.pop.close(); if (!n._b.shown) this.app.send("branch", { name: n._b.name }); } }, b.name), what = h("span", { class: "cb-note" });
+    const input = h("input", { type: "text", class: "cb-branch-new", dir: "auto", maxlength: 80, hidden: true, "aria-label": `New name of ${b.name}`, onkeydown: (e) => { if (e.key === "Enter") { e.preventDefault(); this.app.send("rename", { name: n._b.name, new: input.value }); } else if (e.key === "Escape") { e.stopPropagation(); edit(false); } } });
     const edit = (on) => { input.hidden = !on; name.hidden = on; if (on) { input.value = n._b.name; input.focus(); input.select(); } else if (this.pop.open) name.focus(); fail(this.error, ""); };
     const drop = h("button", { type: "button", class: "cb-btn cb-small cb-branch-drop", text: "Drop", "aria-label": `Drop ${b.name}`, onclick: () => { if (drop.textContent === "Drop") { const below = this.below(n._b.name); drop.textContent = below ? `Drop, with ${below}?` : "Really?"; } else this.app.send("drop", { name: n._b.name }); } });
     const n = h("div", { class: "cb-branchrow", "data-branch": b.name }, h("div", {}, name, input, what), h("button", { type: "button", class: "cb-btn cb-small cb-branch-rename", text: "Rename", "aria-label": `Rename ${b.name}`, onclick: () => edit(input.hidden) }), drop); Object.assign(n, { _name: name, _what: what, _drop: drop, _b: b }); return n;

@@ -3,6 +3,7 @@ import { Run, Timeline } from "./store.js";
 import { STATES, STATE_TEXT, clamp } from "./color.js";
 import { paintTimeline } from "./raster.js";
 import { nf, seconds, plural, cut } from "./format.js";
+import { isolated } from "./texts.js";
 import { sentence, toneOf, METRICS } from "./panels.js";
 import { errorLine, fail } from "./popover.js";
 import { h, sync, setText, setAttr } from "./dom.js";
@@ -37,7 +38,7 @@ export class ComparePanel {
   saved(m) { this.files = m.files; this.file.replaceChildren(h("option", { value: "", text: this.files.length ? "add a saved run …" : "no saved runs" }), ...this.files.map((f) => h("option", { value: f.id, text: cut(f.label, 60) }))); this.file.disabled = !this.files.length; }
   drawPicks() {
     const items = [...this.branches.map((b) => ["branch:" + b.name, b.name]), ...this.picks.filter((p) => p.startsWith("file:")).map((p) => [p, this.files.find((f) => "file:" + f.id === p)?.label ?? p.slice(5)])];
-    sync(this.chips, items, (x) => x[0], ([key, name]) => h("button", { type: "button", class: "cb-chip cb-pick", "data-pick": key, title: "In or out of the comparison", text: cut(name, 40), onclick: () => this.pick(key) }), (n, [key]) => { setAttr(n, "aria-pressed", String(this.picks.includes(key))); });
+    sync(this.chips, items, (x) => x[0], ([key, name]) => h("button", { type: "button", class: "cb-chip cb-pick", "data-pick": key, title: "In or out of the comparison", dir: "auto", text: cut(name, 40), onclick: () => this.pick(key) }), (n, [key]) => { setAttr(n, "aria-pressed", String(this.picks.includes(key))); });
   }
   pick(key) { this.picks = this.picks.includes(key) ? this.picks.filter((p) => p !== key) : [...this.picks, key]; const at = (p) => { const i = this.branches.findIndex((b) => "branch:" + b.name === p); return i < 0 ? 1e9 : i; }; this.picks.sort((a, b) => at(a) - at(b)); this.drawPicks(); this.ask(); }
   ask() {
@@ -65,15 +66,15 @@ export class ComparePanel {
     const d = this.data; this.after.hidden = false; this.scrub.max = this.by === "time" ? d.runs[0].steps : this.most();
     this.lanes.replaceChildren(...d.runs.map((r, i) => {
       const b = this.picks[i].startsWith("branch:") ? this.branches.find((x) => "branch:" + x.name === this.picks[i]) : null, c = h("canvas", { role: "img", "aria-label": `Timeline of ${r.name}` }), line = h("div", { class: "cb-lanecursor" }), now = h("span", { class: "cb-note" }), n = h("div", { class: "cb-lane", "data-run": r.name },
-        h("div", { class: "cb-lanehead" }, h("b", { text: r.name }), h("span", { class: "cb-note", text: plural(r.steps, "step") }), now, h("span", { class: "cb-grow" }), b && b.live && !b.done ? h("button", { type: "button", class: "cb-btn cb-small cb-finish", text: "Run to its end", onclick: () => this.app.send("finish", { name: r.name }) }) : null), h("div", { class: "cb-lanebox" }, c, line));
+        h("div", { class: "cb-lanehead" }, h("b", { dir: "auto", text: cut(r.name, 80), title: r.name }), h("span", { class: "cb-note", text: plural(r.steps, "step") }), now, h("span", { class: "cb-grow" }), b && b.live && !b.done ? h("button", { type: "button", class: "cb-btn cb-small cb-finish", text: "Run to its end", onclick: () => this.app.send("finish", { name: r.name }) }) : null), h("div", { class: "cb-lanebox" }, c, line));
       c.addEventListener("click", (e) => this.go(baseOf(i, this.stepAt(i, e), this.times))); c.addEventListener("mousemove", (e) => { c.title = this.describe(i, e); }); Object.assign(n, { _c: c, _line: line, _now: now }); return n;
     }));
-    this.table.replaceChildren(h("thead", {}, h("tr", {}, h("th"), ...d.runs.map((r) => h("th", { scope: "col", text: cut(r.name, 24), title: r.name })))), h("tbody", {}, ...d.rows.map((x) => h("tr", { "data-metric": x.key }, h("th", { scope: "row", text: METRICS[x.key]?.[0] ?? MORE[x.key] ?? x.title, title: x.title }), ...x.cells.map((v, i) => { const q = i ? x.ratios[i - 1] : null; return h("td", {}, v.replace("tokens/s", "tok/s"), i ? h("em", { text: v === x.cells[0] ? "=" : q === null ? "" : q > 100 || q < 0.01 ? "" : `${q.toFixed(2)}×` }) : null); })))));
+    this.table.replaceChildren(h("thead", {}, h("tr", {}, h("th"), ...d.runs.map((r) => h("th", { scope: "col", dir: "auto", text: cut(r.name, 24), title: r.name })))), h("tbody", {}, ...d.rows.map((x) => h("tr", { "data-metric": x.key }, h("th", { scope: "row", text: METRICS[x.key]?.[0] ?? MORE[x.key] ?? x.title, title: x.title }), ...x.cells.map((v, i) => { const q = i ? x.ratios[i - 1] : null; return h("td", {}, v.replace("tokens/s", "tok/s"), i ? h("em", { text: v === x.cells[0] ? "=" : q === null ? "" : q > 100 || q < 0.01 ? "" : `${q.toFixed(2)}×` }) : null); })))));
     setText(this.notes, d.notes.join("; ")); this.pairs.replaceChildren(...d.pairs.map((p, i) => this.pair(p, i + 1))); this.dirty = true; this.paint();
   }
   pair(p, i) {
     const base = this.data.runs[0].name, side = (name, list) => (list.length ? h("div", {}, h("p", { class: "cb-sub", text: name }), this.list(list)) : null), at = p.parting;
-    return h("section", { class: "cb-pair", "data-pair": p.name }, h("h2", { text: `${p.name} against ${base}` }), h("p", { class: `cb-proof ${p.tokens_equal ? "cb-s-good" : p.partial ? "" : "cb-s-bad"}`, text: (p.tokens_equal ? "✓ " : p.partial ? "" : "✗ ") + (p.proof || "tokens were not recorded") }),
+    return h("section", { class: "cb-pair", "data-pair": p.name }, h("h2", { text: `${isolated(p.name)} against ${isolated(base)}` }), h("p", { class: `cb-proof ${p.tokens_equal ? "cb-s-good" : p.partial ? "" : "cb-s-bad"}`, text: (p.tokens_equal ? "✓ " : p.partial ? "" : "✗ ") + (p.proof || "tokens were not recorded") }),
       p.so_far !== null ? h("p", { class: "cb-proof", text: `schedules and block tables are equal up to step ${nf.format(p.so_far)}, as far as both have come` }) : at ? h("div", { class: "cb-parting" }, h("p", {}, h("b", { text: `${p.schedules_equal ? (p.blocks_equal ? "Configurations" : "Block tables") : "Schedules"} part at step ${nf.format(at.step)} ` }), h("button", { type: "button", class: "cb-btn cb-small cb-goparting", text: "Go there", onclick: () => this.go(this.by === "time" ? Math.min(at.step, this.data.runs[0].steps) : at.step) })), at.changed.length ? h("p", { class: "cb-note", text: at.changed.join("; ") }) : null, side(base, at.ours), side(p.name, at.theirs)) : h("p", { class: "cb-proof cb-s-good", text: "✓ schedules and block tables are equal, step by step" }),
       p.causes.length ? h("div", {}, h("p", { class: "cb-sub", text: "What the difference comes from" }), this.list(p.causes)) : null, ...p.notes.filter((t) => !t.startsWith("times")).map((t) => h("p", { class: "cb-note", text: t })));
   }
@@ -85,7 +86,7 @@ export class ComparePanel {
     [...this.lanes.children].forEach((n, i) => {
       const R = this.runs[i], rows = Math.max(1, R.ids.length), H0 = clamp(rows * 11, 66, 132), c = n._c, W = Math.round(w * dpr), H = Math.round(H0 * dpr), g = Math.round(GUTTER * dpr), last = i === this.runs.length - 1, foot = last ? Math.round(16 * dpr) : 0; c.width = W; c.height = H + foot; c.style.height = H0 + foot / dpr + "px"; n._h = H0;
       const tl = time ? byClock(R, a, b) : R.tl, im = new ImageData(W - g, H), x = c.getContext("2d"); paintTimeline(new Uint32Array(im.data.buffer), W - g, H, tl, { x0: this.range[0], x1: this.range[1], y0: -0.5, y1: rows - 0.5 }, th.lut, dpr); x.putImageData(im, g, 0);
-      x.setTransform(dpr, 0, 0, dpr, 0, 0); x.font = `10px ${th.font}`; x.fillStyle = th.mute; x.textAlign = "right"; x.textBaseline = "middle"; const each = Math.max(1, Math.ceil(11 / (H0 / rows))); for (let r = 0; r < R.ids.length; r += each) x.fillText(cut(R.id(r), 9), GUTTER - 6, (r + 0.5) * H0 / rows);
+      x.setTransform(dpr, 0, 0, dpr, 0, 0); x.font = `10px ${th.font}`; x.fillStyle = th.mute; x.textAlign = "right"; x.textBaseline = "middle"; const each = Math.max(1, Math.ceil(11 / (H0 / rows))); for (let r = 0; r < R.ids.length; r += each) x.fillText(isolated(cut(R.id(r), 9)), GUTTER - 6, (r + 0.5) * H0 / rows);
       if (last) { x.textAlign = "center"; const top = time ? b - a : this.range[1] - 0.5, d = tickStep(top); for (let v = d; v <= top * 0.97; v += d) x.fillText(time ? seconds(v) : nf.format(v), GUTTER + (time ? v : v - 0.5) / top * (w - GUTTER), H0 + 9); x.textAlign = "right"; x.fillText(time ? "time" : "step", GUTTER - 6, H0 + 9); }
     }); this.drawCursors();
   }
@@ -96,6 +97,6 @@ export class ComparePanel {
   }
   place(i, e) { const r = e.currentTarget.getBoundingClientRect(), f = (e.clientX - r.left - GUTTER) / (r.width - GUTTER), rows = this.runs[i].ids.length; return { x: this.range[0] + clamp(f, 0, 1) * (this.range[1] - this.range[0]), r: Math.floor((e.clientY - r.top) / (this.lanes.children[i]._h / Math.max(1, rows))) }; }
   stepAt(i, e) { const R = this.runs[i], { x } = this.place(i, e); if (this.by !== "time") return clamp(Math.round(x), 0, R.steps); const [a, b] = this.span(), s = a + (x - 1) / (TICKS - 1) * (b - a), t1 = R.col("t1"); let n = 0; while (n < R.steps && t1[n] < s) n++; return Math.min(R.steps, n + 1); }
-  describe(i, e) { const R = this.runs[i], { r } = this.place(i, e), step = this.stepAt(i, e), cell = r >= 0 && r < R.ids.length ? R.tl.at(r, step) : null; return cell ? `${R.id(r)}, step ${step}: ${STATE_TEXT[STATES[cell.state]]}` : `step ${step}`; }
+  describe(i, e) { const R = this.runs[i], { r } = this.place(i, e), step = this.stepAt(i, e), cell = r >= 0 && r < R.ids.length ? R.tl.at(r, step) : null; return cell ? `${R.name(r)}, step ${step}: ${STATE_TEXT[STATES[cell.state]]}` : `step ${step}`; }
   destroy() { this.sizes.disconnect(); }
 }

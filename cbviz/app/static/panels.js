@@ -4,9 +4,10 @@ import { CACHED } from "./store.js";
 import { KINDS } from "./batch.js";
 import { nf, seconds, compact, percent, plural, cut } from "./format.js";
 import { h, sync, setText, setAttr } from "./dom.js";
+import { isolated } from "./texts.js";
 
-export function chip(app, r, extra = "") { const b = h("button", { type: "button", class: "cb-chip " + extra, "data-request": app.R.id(r), onclick: () => app.select(app.sel === r ? -1 : r) }, h("i", { "aria-hidden": "true" }), h("span", { text: app.R.id(r) })); return paintChip(app, b, r); }
-function paintChip(app, b, r) { const q = app.R.rows[r], key = `${app.th.dark}${app.sel === r}${q ? q.code : ""}${r}`; if (b._key === key) return b; b._key = key; b.style.setProperty("--own", app.th.own.css[r & 255]); b.setAttribute("aria-pressed", String(app.sel === r)); b.title = q ? `${app.R.id(r)}: ${STATE_TEXT[STATES[q.code]]}` : app.R.id(r); return b; }
+export function chip(app, r, extra = "") { const b = h("button", { type: "button", class: "cb-chip " + extra, "data-request": app.R.id(r), onclick: () => app.select(app.sel === r ? -1 : r) }, h("i", { "aria-hidden": "true" }), h("span", { dir: "auto", text: app.R.id(r) })); return paintChip(app, b, r); }
+function paintChip(app, b, r) { const q = app.R.rows[r], key = `${app.th.dark}${app.sel === r}${q ? q.code : ""}${r}`; if (b._key === key) return b; b._key = key; b.style.setProperty("--own", app.th.own.css[r & 255]); b.setAttribute("aria-pressed", String(app.sel === r)); b.title = q ? `${app.R.name(r)}: ${STATE_TEXT[STATES[q.code]]}` : app.R.id(r); return b; }
 const chips = (app, host, list, most = 48) => { const over = list.length - most; sync(host, list.slice(0, most), (r) => app.R.id(r), (r) => chip(app, r), (n, r) => paintChip(app, n, r)); setText(host._more || (host._more = host.parentNode.appendChild(h("span", { class: "cb-more" }))), over > 0 ? `and ${nf.format(over)} more` : ""); };
 
 export function waitText(app, r) {
@@ -18,15 +19,15 @@ export class QueuePanel {
   constructor(host, app) { this.app = app; this.run = h("div", { class: "cb-chips" }); this.wait = h("div", { class: "cb-chips" }); this.rh = h("div", { class: "cb-sub" }); this.wh = h("div", { class: "cb-sub" }); this.why = h("div", { class: "cb-note" }); host.append(this.rh, h("div", {}, this.run), this.wh, h("div", {}, this.wait), this.why); }
   draw() {
     const { R } = this.app, seats = R.config.max_num_seqs; setText(this.rh, `running ${R.running.length}${seats ? ` of ${seats} seats` : ""}`); chips(this.app, this.run, R.running); setText(this.wh, `waiting ${R.waiting.length}`); chips(this.app, this.wait, R.waiting, 24);
-    const head = R.waiting[0], t = head === undefined ? "" : waitText(this.app, head); setText(this.why, t ? `${R.id(head)}: ${t}` : "");
+    const head = R.waiting[0], t = head === undefined ? "" : waitText(this.app, head); setText(this.why, t ? `${R.name(head)}: ${t}` : "");
   }
 }
 
 export class TablePanel {
-  constructor(host, app, title, abort) { this.app = app; this.title = title; this.abort = abort; this.facts = h("dl", { class: "cb-facts" }); this.cells = h("div", { class: "cb-cells" }); this.none = h("p", { class: "cb-empty", text: "Pick a request: click its row in the timeline, one of its blocks, or its name anywhere." }); this.prompt = h("p", { class: "cb-note cb-prompttext" }); host.append(this.none, this.facts, this.cells, this.prompt); }
+  constructor(host, app, title, abort) { this.app = app; this.title = title; this.abort = abort; this.facts = h("dl", { class: "cb-facts" }); this.cells = h("div", { class: "cb-cells" }); this.none = h("p", { class: "cb-empty", text: "Pick a request: click its row in the timeline, one of its blocks, or its name anywhere." }); this.prompt = h("p", { class: "cb-note cb-prompttext", dir: "auto" }); host.append(this.none, this.facts, this.cells, this.prompt); }
   draw() {
     const { R, sel } = this.app, q = sel >= 0 ? R.rows[sel] : null, who = sel >= 0 ? R.id(sel) : "";
-    setText(this.title, who ? `Block table of ${who}` : "Block table"); this.none.hidden = !!q || sel >= 0; this.facts.hidden = this.cells.hidden = !q; const i = sel >= 0 ? R.info[sel] : null; setText(this.prompt, i && i.prompt ? "“" + cut(i.prompt, 400) + "”" : ""); this.prompt.hidden = !(i && i.prompt);
+    setText(this.title, who ? `Block table of ${isolated(who)}` : "Block table"); this.none.hidden = !!q || sel >= 0; this.facts.hidden = this.cells.hidden = !q; const i = sel >= 0 ? R.info[sel] : null; setText(this.prompt, i && i.prompt ? "“" + cut(i.prompt, 400) + "”" : ""); this.prompt.hidden = !(i && i.prompt);
     this.abort.hidden = sel < 0; this.abort.disabled = !q || q.status === "finished" || q.status === "refused" || R.step !== R.steps;
     this.abort.title = this.abort.disabled && q && R.step !== R.steps ? "Go to the last step first: an abort takes effect before the next one" : "Takes effect just before the next step";
     if (!q) { if (sel >= 0) { this.facts.hidden = false; sync(this.facts, [["state", "not arrived"]], (f) => f[0], fact, fill); } return; }
@@ -52,7 +53,7 @@ export function sentence(app, text, ids) {
   const out = [], known = ids.filter((i) => app.R.index.has(i)).sort((a, b) => b.length - a.length); let rest = text;
   while (rest && known.length) {
     let at = -1, who = ""; for (const id of known) { for (let p = rest.indexOf(id); p >= 0; p = rest.indexOf(id, p + 1)) { if (/[\w-]/.test(rest[p - 1] || " ") || /[\w-]/.test(rest[p + id.length] || " ")) continue; if (at < 0 || p < at) { at = p; who = id; } break; } }
-    if (at < 0) break; out.push(rest.slice(0, at)); const r = app.R.index.get(who); out.push(h("button", { type: "button", class: "cb-id", text: who, onclick: () => app.select(r) })); rest = rest.slice(at + who.length);
+    if (at < 0) break; out.push(rest.slice(0, at)); const r = app.R.index.get(who); out.push(h("button", { type: "button", class: "cb-id", dir: "auto", text: who, onclick: () => app.select(r) })); rest = rest.slice(at + who.length);
   }
   out.push(rest); return out;
 }
@@ -71,7 +72,7 @@ export class WhyPanel {
   }
   // Above the step's sentences: why the run stopped here, the event that the cursor has just walked over, and what was asked about.
   extras(w) {
-    const { R, stop } = this.app, here = stop && stop.step === R.step ? stop : null; this.stop.hidden = !here; if (here !== this.here || (here && w !== this.hw)) { this.here = here; this.hw = w; if (here) this.stop.replaceChildren(h("b", { text: "Stopped: " }), ...here.names.flatMap((n, i) => [...(i ? ["; "] : []), h("span", { class: "cb-stopname", text: n }), ...(here.sentences[i].text.startsWith(n) || (w && w.items.some((x) => x.text === here.sentences[i].text)) ? [] : [": ", ...sentence(this.app, here.sentences[i].text, here.sentences[i].request_ids)])])); }
+    const { R, stop } = this.app, here = stop && stop.step === R.step ? stop : null; this.stop.hidden = !here; if (here !== this.here || (here && w !== this.hw)) { this.here = here; this.hw = w; if (here) this.stop.replaceChildren(h("b", { text: "Stopped: " }), ...here.names.flatMap((n, i) => [...(i ? ["; "] : []), h("span", { class: "cb-stopname", dir: "auto", text: n }), ...(here.sentences[i].text.startsWith(n) || (w && w.items.some((x) => x.text === here.sentences[i].text)) ? [] : [": ", ...sentence(this.app, here.sentences[i].text, here.sentences[i].request_ids)])])); }
     const m = w && R.event !== null && w.event === R.event ? w.moment : null; this.moment.hidden = R.event === null; if (m && m !== this.m) { this.m = m; this.moment.replaceChildren(h("b", { text: `Event ${R.event} of ${w.num_events}: ` }), ...sentence(this.app, m.text, m.ids)); } else if (R.event !== null && !m && !this.m) setText(this.moment, `Event ${R.event}`); if (R.event === null) this.m = null;
     const a = w && w.about; if (!this.app.asked || !R.step) { this.about.hidden = true; this.a = null; } else if (a && a !== this.a && (a.request === this.app.asked.request || a.block === this.app.asked.block)) { this.a = a; this.about.hidden = false; setText(this.aboutTitle, a.title); this.lines(this.aboutList, a.items); }
   }
@@ -102,7 +103,7 @@ export class TextPanel {
     list = list.slice(0, this.most); this.none.hidden = all > 0; setText(this.more, all > list.length ? `and ${plural(all - list.length, "request")} more: pick one in the timeline to read it` : "");
     sync(this.host, list, (r) => R.id(r), (r) => this.make(r), (n, r) => this.row(n, r));
   }
-  make(r) { const said = h("div", { class: "cb-words" }), search = h("span", { class: "cb-note" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said, search))); n._said = said; n._search = search; n._from = 0; n._n = 0; n._new = []; return n; }
+  make(r) { const said = h("div", { class: "cb-words", dir: "auto" }), search = h("span", { class: "cb-note" }), p = this.app.R.info[r].prompt, n = h("div", { class: "cb-textrow" }, chip(this.app, r), h("div", { class: "cb-said" }, h("div", {}, p ? h("span", { class: "cb-asked", dir: "auto", text: cut(p.replace(/\s+/g, " "), 160) }) : null, said, search))); n._said = said; n._search = search; n._from = 0; n._n = 0; n._new = []; return n; }
   row(n, r) {
     const { R, sel } = this.app, q = R.rows[r], open = R.searching(r), o = open ? R.beam(r) : R.out[r], want = open ? o.text.length : q.outputs, said = n._said; paintChip(this.app, n.firstChild, r); n.classList.toggle("cb-picked", r === sel); n.classList.toggle("cb-lesser", open && o.place > 0); setAttr(n, "data-state", STATES[q.code]);
     const rank = open ? o : o.told && q.outputs && o.search ? { place: o.search[0].ids.indexOf(r), of: o.search[0].ids.length } : null;      // a search's outcome stands in its beams' rows, best first

@@ -1,6 +1,7 @@
 // What the page holds, decoded from the kernel's messages. Pure: no DOM.
 //   history   grows with the recording: requests, segments of the timeline, output words, one row of figures a step
 //   state     belongs to the cursor: a row a request, two words a block, the queues, the batch of the step
+import { isolated } from "./texts.js";
 export const u32 = (b) => (b.byteOffset & 3) ? new Uint32Array(b.buffer.slice(b.byteOffset, b.byteOffset + b.byteLength)) : new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
 export const f64 = (b) => new Float64Array(b.buffer.slice(b.byteOffset, b.byteOffset + b.byteLength));
 const NO_SEGMENTS = new Uint32Array(0);
@@ -62,6 +63,8 @@ export class Run {
   get sinkBlocks() { return this.meta.window && this.meta.sinks ? Math.ceil(this.meta.sinks / this.bl.size) : 0; }
   col(name) { return this.series[this.cols.indexOf(name)]; }
   id(r) { return this.ids[r] ?? `#${r}`; }
+  // The id as it stands inside a sentence of ours.
+  name(r) { return isolated(this.id(r)); }
   // One message: history first, then the state. Returns what changed.
   apply(m, buf) {
     const t = { history: false, rows: [], requests: false };

@@ -2,6 +2,7 @@
 import { paintTimeline } from "./raster.js";
 import { STATES, STATE_TEXT, clamp } from "./color.js";
 import { nf, cut } from "./format.js";
+import { onAxis } from "./texts.js";
 import { Frame } from "./frame.js";
 const STRIDES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000];
 export class TimelineView {
@@ -20,7 +21,7 @@ export class TimelineView {
   yticks(n, hpx, a, b) {
     const span = Math.max(1, b - a), fit = Math.max(1, Math.floor(hpx / (10.5 * (this.app.th.scale || 1)))), d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1], v = [];
     for (let k = Math.max(0, Math.floor((a - span) / d) * d); k < Math.min(this.app.R.ids.length, b + span); k += d) v.push(k);
-    return { tickmode: "array", tickvals: v, ticktext: v.map((k) => cut(this.app.R.id(k), 9)) };
+    return { tickmode: "array", tickvals: v, ticktext: v.map((k) => onAxis(cut(this.app.R.id(k), 9))) };
   }
   ticks() { if (!this.f.ready) return; const g = this.f.geom(), t = this.yticks(this.app.R.ids.length, g.h, g.y0, g.y1), key = `${t.tickvals[0]}:${t.tickvals[1]}:${t.tickvals.length}:${t.ticktext[t.ticktext.length - 1]}`; if (key === this.tkey) return; this.tkey = key; this.f.Plotly.relayout(this.f.gd, { "yaxis.tickvals": t.tickvals, "yaxis.ticktext": t.ticktext }); }
   // After a message: keep the cursor in view (by quarters of the window, so that a relayout is rare) and the rows complete.
@@ -54,7 +55,7 @@ export class TimelineView {
   }
   describe(r, t) {
     const R = this.app.R, c = R.tl.at(r, t); if (!c) return null; const q = R.info[r];
-    return `${R.id(r)} · step ${nf.format(t)}\n${STATE_TEXT[STATES[c.state]]}` + (c.state && c.end > c.start ? `, steps ${nf.format(c.start)}–${nf.format(c.end - 1)}` : "") + `\nprompt ${nf.format(q.np)}, at most ${nf.format(q.mt)} new tokens`;
+    return `${R.name(r)} · step ${nf.format(t)}\n${STATE_TEXT[STATES[c.state]]}` + (c.state && c.end > c.start ? `, steps ${nf.format(c.start)}–${nf.format(c.end - 1)}` : "") + `\nprompt ${nf.format(q.np)}, at most ${nf.format(q.mt)} new tokens`;
   }
   // Many cells on one pixel: say so, with counts, instead of pretending that one cell is shown.
   digest(p) {
@@ -62,7 +63,7 @@ export class TimelineView {
     const r0 = clamp(Math.floor(p.y - 0.5 / g.sy + 0.5), 0, tl.n - 1), r1 = clamp(Math.ceil(p.y + 0.5 / g.sy - 0.5), r0, tl.n - 1), a = Math.max(1, Math.floor(p.x - 0.5 / g.sx + 0.5)), b = Math.max(a + 1, Math.ceil(p.x + 0.5 / g.sx)), n = new Float64Array(32);
     for (let r = r0; r <= r1; r++) { const s = tl.rows[r], L = tl.len[r]; for (let i = Math.max(0, tl.find(r, a)); i < L; i++) { if ((s[i] >>> 5) >= b) break; const u = Math.max(a, s[i] >>> 5), v = Math.min(b, i + 1 < L ? s[i + 1] >>> 5 : tl.t); if (v > u) n[s[i] & 31] += v - u; } }
     const rows = r1 - r0 + 1, all = rows * (b - a), parts = []; for (let k = 1; k < STATES.length; k++) if (n[k]) parts.push(`${STATE_TEXT[STATES[k]]} ${(100 * n[k] / all).toFixed(n[k] / all < 0.01 ? 2 : 0)}%`);
-    return `${rows > 1 ? `${R.id(r0)}–${R.id(r1)} (${rows} requests)` : R.id(r0)} · steps ${nf.format(a)}–${nf.format(b - 1)}\n${parts.join(", ") || "nothing"}`;
+    return `${rows > 1 ? `${R.name(r0)}–${R.name(r1)} (${rows} requests)` : R.name(r0)} · steps ${nf.format(a)}–${nf.format(b - 1)}\n${parts.join(", ") || "nothing"}`;
   }
   hover(p) {
     const R = this.app.R; let h = null;
