@@ -25,6 +25,7 @@ from cbviz.app.alone import alone_message
 from cbviz.app.debugger import Debugger
 from cbviz.app.inbox import Inbox
 from cbviz.app.opening import Recording, Settings, Shown
+from cbviz.app.room import Room
 from cbviz.app.wire import Wire, inside_message, metrics_message, why_message
 from cbviz.app.writer import COPY, Writer, read
 from cbviz.breakpoints import BreakpointError
@@ -57,6 +58,8 @@ class Player:
                  host: Settings | None = None) -> None:
         self._send = send
         self._inbox = Inbox()
+        self.room = Room() if address else None
+        """Watches the memory of a page's kernel; a notebook's kernel is the user's own."""
         self.loop = loop or asyncio.get_running_loop()
         self.settings = settings
         self._first = settings.copy()
@@ -599,6 +602,9 @@ class Player:
                     self.debugger.stopped_ahead()
                     break
                 if self.attached.is_set() and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
+                    break
+                if self.room is not None and (full := self.room.problem()) is not None:
+                    self.tell(banner=full, bad=True)
                     break
                 if not speed:
                     await self._breathe()

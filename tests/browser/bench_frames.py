@@ -67,7 +67,7 @@ def main() -> None:
         try:
             assert serve.wait_until_up(url, server)
             browser = pw.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
-            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page = browser.new_page(viewport={"width": 1280, "height": 800}, bypass_csp=True)
             page.goto(url)
             page.wait_for_function("globalThis.cbviz && cbviz.state() && cbviz.frames() > 0", timeout=60_000)
             page.select_option(".cb-speed", a.speed)
