@@ -7,7 +7,9 @@ listens with `on_change`. A runner is found by name and imported only when asked
 from __future__ import annotations
 
 import datetime
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
@@ -19,13 +21,14 @@ from cbviz import checks
 from cbviz import cost as costs
 from cbviz import events as ev
 from cbviz import workload as workloads
-from cbviz.breakpoints import Breakpoint, Predicate, Stop, Watch, as_breakpoint, held, last_stop, next_stop, on, stop_of
+from cbviz.breakpoints import Breakpoint, BreakpointError, Predicate, Stop, Watch, as_breakpoint, held, last_stop, next_stop, on, stop_of
 from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run, check_names, clean_text
 from cbviz.core.replay import ReplayError
 from cbviz.core.scheduler import DIGEST_FORM
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine, plain_digest, without_pending
+from cbviz.engine.turns import Turn
 from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord, sequence_ids
 from cbviz.runners.base import Runner
 from cbviz.trace import alone
@@ -50,7 +53,9 @@ class Session:
 
     `workload`: a preset's name, a file of requests, a list of RequestSpec, or None for an empty start. `runner`: `torch` (a real
     model), `sim` (made-up tokens, modelled time), or a Runner. `model`: what the runner runs (for `sim`: whose shape is priced).
-    Other keywords are fields of EngineConfig. Raises ConfigError, RequestError or ModelError with what to do.
+    `autosave`: a file that the steps are written to as they are made, at most `autosave_bytes` of it (see `autosave`).
+    Other keywords are fields of EngineConfig. Any thread may call any method: what changes the run waits for the step under way.
+    Raises ConfigError, RequestError or ModelError with what to do.
 
     >>> import cbviz as cb
     >>> s = cb.Session("article", runner="sim", discipline="static", max_num_seqs=4)
@@ -64,11 +69,9 @@ class Session:
     581
     """
 
-    _origin: dict[str, Any]
-    """The engine before the first step."""
-
     def __init__(self, workload: str | Path | Sequence[RequestSpec] | None = "article", *, runner: str | Runner = "torch", model: str = "smollm2", seed: int = 0,
-                 autosave: str | Path | None = None, progress: Callable[..., None] | None = None, workload_params: dict[str, Any] | None = None, **config: Any) -> None:
+                 autosave: str | Path | None = None, autosave_bytes: int | None = None, progress: Callable[..., None] | None = None,
+                 workload_params: dict[str, Any] | None = None, **config: Any) -> None:
         asked = checks.config_of({"seed": seed, **config})
         self.model = clean_text(model) if isinstance(model, str) else model
         self.runner_name = runner if isinstance(runner, str) else getattr(runner, "name", type(runner).__name__)
@@ -136,10 +139,17 @@ class Session:
         self.forked_at = 0
         self.recomputed_blocks = 0
         """KV blocks that the last rewind or fork had to compute again."""
+        self.turn = Turn()
+        """`with s.turn:` no other thread changes this run or its branches; whoever only looks does not wait."""
+        self._redone = 0
+        """The step whose inputs of the script were given already, though it was not made yet."""
+        self._autosave_note = ""
         self._listeners: list[Callable[[str], None]] = []
         self._device = self._pick_device()
         self.trace = Trace()
-        self._begin(autosave)
+        self._begin()
+        if autosave is not None:
+            self.autosave(autosave, autosave_bytes)
 
     @classmethod
     def from_tape(cls, trace: Trace, **changes: Any) -> Session:
@@ -171,6 +181,7 @@ class Session:
         s._adopt(trace, len(trace))
         s._ask_again(h.inputs, {i["request_id"]: msgspec.convert(i["spec"], RequestSpec) for i in h.inputs if i["op"] == "add"})
         s._set_prices()
+        s.notes += [note for note in h.notes if note not in s.notes]
         if autosave is not None:
             s.autosave(autosave)
         return s
@@ -202,7 +213,13 @@ class Session:
 
     def state(self) -> State:
         """What is drawn: the state at the cursor. Read only."""
-        return self.trace.state(self.cursor)
+        trace, at = self.here()
+        return trace.state(at)
+
+    def here(self) -> tuple[Trace, Cursor]:
+        """The trace and the cursor, which go together also while another thread rewinds."""
+        trace, at = self.trace, self.cursor
+        return trace, at if at.step <= len(trace) else trace.last
 
     def request(self, request_id: str) -> RequestState:
         """The request at the cursor: status, output_token_ids, block_ids, ... Raises KeyError naming it."""
@@ -221,15 +238,22 @@ class Session:
         return "".join(self.request(request_id).output_texts)
 
     def digest(self) -> str:
-        """sha256 of the control plane now, times excluded."""
-        return self.engine.digest()
+        """sha256 of the control plane now, times excluded. Waits for a step under way."""
+        with self.turn:
+            return self.engine.digest()
 
     def on_change(self, f: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `f(what)` after each change; `what` is step, seek, reset, config, request, branch, breakpoints, watches or peaks. Returns a function that stops it."""
+        """Calls `f(what)` after each change, in the thread that made it, when others may change the run again. Returns a function that stops it.
+
+        `what` is step, seek, reset, config, request, branch, breakpoints, watches, peaks or autosave.
+        """
         self._listeners.append(f)
         return lambda: self._listeners.remove(f) if f in self._listeners else None
 
     def _changed(self, what: str) -> None:
+        self.turn.after(lambda: self._tell(what))
+
+    def _tell(self, what: str) -> None:
         for f in list(self._listeners):
             f(what)
 
@@ -251,17 +275,12 @@ class Session:
         """
         if not hasattr(self.runner, "profile_next"):
             raise ConfigError(f"runner {self.runner_name} computes nothing that could be watched: profile a step of the real model (runner='torch')")
-        self.runner.profile_next = True
-        try:
-            return self.step()
-        finally:
-            self.runner.profile_next = False
-
-    def _show_last(self, before: int) -> None:
-        """Moves the cursor to the end if steps were made, also where an error or Ctrl-C ended them."""
-        if len(self.trace) != before:
-            self.cursor = self.trace.last
-            self._changed("step")
+        with self.turn:
+            self.runner.profile_next = True
+            try:
+                return self.step()
+            finally:
+                self.runner.profile_next = False
 
     @property
     def _inputs_ahead(self) -> bool:
@@ -269,14 +288,21 @@ class Session:
         return record is not None and bool(record.inputs)
 
     def _step(self) -> StepRecord | None:
-        again = self._script.pop(self.engine.step_count + 1, None)
-        self._do_again(again)
-        with interrupts.held():  # a step that was made is also kept
-            record = self.engine.step(again.measured_s if again is not None else None)
-            if record is not None:
-                self._keep(record)
-                if again is not None and record.chunks != again.chunks:
-                    self._script.clear()  # it has become another run: from here on its own times count
+        """One step of the engine and its place in the trace; both, or neither."""
+        again = self._script.get(self.engine.step_count + 1)
+        if again is not None and self._redone != again.step:
+            try:
+                self._do_again(again)
+            except Exception:
+                self._script.clear()  # it can't be repeated: from here on it is another run
+                raise
+            self._redone = again.step
+        record = self.engine.step(again.measured_s if again is not None else None)
+        if record is not None:
+            self._keep(record)
+            self._script.pop(record.step, None)
+            if again is not None and record.chunks != again.chunks:
+                self._script.clear()  # it has become another run: from here on its own times count
         return record
 
     def _do_again(self, record: StepRecord | None) -> None:
@@ -310,6 +336,18 @@ class Session:
         self.trace.append(record)
         if self.trace.wants_keyframe(record.step):
             self.trace.add_keyframe(Keyframe(record.step, self.engine.digest(), self.engine.snapshot(), DIGEST_FORM))
+        self._note_autosave()
+
+    def _note_autosave(self) -> None:
+        """Says in `notes`, and once as a warning, that steps are not written to the file any more."""
+        problem, before = self.trace.autosave_problem, self._autosave_note
+        if problem == before:
+            return
+        self._autosave_note = problem
+        self.notes = [note for note in self.notes if note != before] + [problem] * bool(problem)
+        self._changed("autosave")
+        if problem:
+            self.turn.after(lambda: _warn(problem))
 
     def _texts_of(self, record: StepRecord, tokenizer: Any) -> dict[str, list[str]]:
         texts: dict[str, list[str]] = {}
@@ -359,25 +397,39 @@ class Session:
         stops = self._enabled()
         wanted = None if until is None else as_breakpoint(until)
         before: dict[Breakpoint, bool] = {}
-        if stops and len(self.trace):
-            held([b for b in stops if b.level], self.trace[-1], self.trace.state(), before)
-        record, done, length = None, 0, len(self.trace)
+        trace = self.trace
+        if stops and (length := len(trace)):
+            held([b for b in stops if b.level], trace[length - 1], trace.state(length), before)
+        record, done = None, 0
         if stuck:
             self.cursor = self.trace.last
         try:
             while max_steps is None or done < max_steps:
-                now = self._step()
-                if now is None:
-                    break
-                record, done = now, done + 1
+                stopped, failed = False, None
+                with self.turn:
+                    now = self._step()
+                    if now is None:
+                        break
+                    record, done = now, done + 1
+                    self.cursor = self.trace.last
+                    hopeless = self.engine.stuck if stuck else ""
+                    if not hopeless and (stops or wanted is not None):
+                        with interrupts.let_in():
+                            try:
+                                stopped = self._stops_at(record, stops, wanted, before)
+                            except BreakpointError as e:
+                                failed = e
                 if progress is not None:
                     progress(record)
-                if stuck and self.engine.stuck:
-                    raise Stuck(self.engine.stuck)
-                if (stops or wanted is not None) and self._stops_at(record, stops, wanted, before):
+                if hopeless:
+                    raise Stuck(hopeless)
+                if failed is not None:
+                    raise failed
+                if stopped:
                     break
         finally:
-            self._show_last(length)
+            if done:
+                self._changed("step")
         return record
 
     def _stops_at(self, record: StepRecord, stops: list[Breakpoint], wanted: Breakpoint | None, before: dict[Breakpoint, bool]) -> bool:
@@ -392,7 +444,9 @@ class Session:
         return bool(found)
 
     def _enabled(self) -> list[Breakpoint]:
-        self.breakpoints[:] = [as_breakpoint(b) for b in self.breakpoints]
+        for i, b in enumerate(self.breakpoints):
+            if not isinstance(b, Breakpoint):
+                self.breakpoints[i] = as_breakpoint(b)
         return [b for b in self.breakpoints if isinstance(b, Breakpoint) and b.enabled]
 
     # breakpoints and watches --------------------------------------------------------------------------------------------
@@ -424,14 +478,16 @@ class Session:
 
         `Stop.cursor` is the moment inside the step. Raises BreakpointError.
         """
-        self.stopped_by = last_stop(self.trace, self._enabled(), self.cursor.step)
+        trace, at = self.here()
+        self.stopped_by = last_stop(trace, self._enabled(), at.step)
         if self.stopped_by is not None:
             self.seek(self.stopped_by.step)
         return self.stopped_by
 
     def run_on(self, progress: Callable[[StepRecord], None] | None = None) -> Stop | None:
         """From the cursor to the next stop: over recorded steps first, then live. Returns why it stopped, None if the run came to its end. Raises as `run`."""
-        self.stopped_by = next_stop(self.trace, self._enabled(), self.cursor.step)
+        trace, at = self.here()
+        self.stopped_by = next_stop(trace, self._enabled(), at.step)
         if self.stopped_by is not None:
             self.seek(self.stopped_by.step)
         else:
@@ -461,7 +517,8 @@ class Session:
 
     def watched(self) -> dict[str, Any]:
         """The values of the watches at the cursor."""
-        return {w.name: w.value(self.trace, self.cursor) for w in self.watches}
+        trace, at = self.here()
+        return {w.name: w.value(trace, at) for w in self.watches}
 
     def alone(self, request_id: str, step: int | None = None, *, progress: Callable[[float], None] = lambda share: None) -> AgainstAlone:
         """Computes the request once more, alone and cut into the same chunks, and holds it against what was computed among others, bit for bit.
@@ -469,9 +526,13 @@ class Session:
         `step`: the step to look into, operator by operator; left out: its last one up to the cursor. The run itself is not touched. Takes as long as the request takes
         alone. Raises KeyError for an unknown request, ValueError for one that nothing was computed of, ConfigError where nothing is really computed.
         """
-        runner: Any = self.runner
-        if not hasattr(runner, "step_difference"):
+        if not hasattr(self.runner, "step_difference"):
             raise ConfigError(f"runner {self.runner_name} computes no numbers that could differ: take the real model")
+        with self.turn, interrupts.let_in():
+            return self._alone(request_id, step, progress)
+
+    def _alone(self, request_id: str, step: int | None, progress: Callable[[float], None]) -> AgainstAlone:
+        runner: Any = self.runner
         told = alone.life(self.trace, request_id)
         at = alone.last_step_of(self.trace, request_id, self.cursor.step if step is None else step) or next(s for s in told.origin if s)
         r = self.trace.state().request(request_id)
@@ -505,6 +566,15 @@ class Session:
 
         `max_tokens` None: 64, or what still fits. Returns the request's id. Raises RequestError naming the field and the limit.
         """
+        with self.turn:
+            spec = self._asked(prompt, max_tokens, chat, priority, ignore_eos, sampling, deadline_s, request_id)
+            self.engine.add(spec)
+            self._changed("request")
+        return spec.request_id
+
+    def _asked(self, prompt: str | Sequence[int], max_tokens: int | None, chat: bool, priority: int, ignore_eos: bool, sampling: Sampling | None, deadline_s: float | None,
+               request_id: str | None) -> RequestSpec:
+        """The request that `add` describes. Raises RequestError."""
         self._refuse_on_tape()
         text = clean_text(prompt) if isinstance(prompt, str) else None
         if text is not None:
@@ -525,11 +595,8 @@ class Session:
         sampling = Sampling() if sampling is None else sampling
         if ignore_eos and isinstance(sampling, Sampling):
             sampling = msgspec.structs.replace(sampling, ignore_eos=True)
-        spec = RequestSpec(request_id or self._next_id(), tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text,
+        return RequestSpec(request_id or self._next_id(), tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text,
                            deadline_s=deadline_s)
-        self.engine.add(spec)
-        self._changed("request")
-        return spec.request_id
 
     def _refuse_on_tape(self) -> None:
         if self.runner_name == "tape":
@@ -556,24 +623,26 @@ class Session:
 
     def abort(self, request_id: str) -> None:
         """Ends a request just before the next step, in whatever state it is. Raises KeyError if there is none of that id."""
-        if request_id not in self.request_ids:
-            raise KeyError(f"no request {request_id!r}")
-        self.engine.abort(request_id)
-        self._changed("request")
+        with self.turn:
+            if request_id not in self.request_ids:
+                raise KeyError(f"no request {request_id!r}")
+            self.engine.abort(request_id)
+            self._changed("request")
 
     def configure(self, **changes: Any) -> None:
         """Changes knobs of the running engine; they hold from the next step's admission on. Raises ConfigError."""
-        self.engine.configure(**changes)
-        self._changed("config")
+        with self.turn:
+            self.engine.configure(**changes)
+            self._changed("config")
 
     # time ---------------------------------------------------------------------------------------------------------------
 
     def seek(self, step: int, event: int | None = None) -> None:
         """Moves the cursor: only what is shown changes. `event`: stop inside step `step`, after its first events. Raises IndexError."""
-        at = Cursor(step, event)
-        if event is not None and not 0 <= event <= len(self.trace.record(step).events):
-            raise IndexError(f"event {event} is not in step {step}: it has events 0..{len(self.trace.record(step).events)}")
-        self.trace.state(at)
+        at, trace = Cursor(step, event), self.trace
+        if event is not None and not 0 <= event <= len(trace.record(step).events):
+            raise IndexError(f"event {event} is not in step {step}: it has events 0..{len(trace.record(step).events)}")
+        trace.state(at)
         self.cursor = at
         self._changed("seek")
 
@@ -583,23 +652,31 @@ class Session:
 
     def rewind(self, step: int) -> None:
         """Makes the live engine what it was after `step` steps, and forgets what came later. Raises IndexError, ReplayError."""
+        with self.turn:
+            self._check_step(step)
+            aside = self._aside()
+            with interrupts.let_in():
+                aside._adopt(self.trace, step, header=msgspec.structs.replace(self.trace.header))
+            self._become(aside)
+
+    def _check_step(self, step: int) -> None:
         if not 0 <= step <= len(self.trace):
             raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
-        frame = max((k for k in self.trace.digests if k <= step), default=0)
-        specs, now = self._specs(), self.engine.snapshot()
-        try:
-            self.engine.restore(self.trace.digests[frame].state if frame else self._origin, specs, sync=False)
-            self._replay(self.trace.records[frame:step], self.trace.digests)
-        except BaseException:
-            self.engine.restore(now, specs)
-            raise
-        self._script.clear()
-        self._set_prices()
-        self.trace.truncate(step)
-        self._sync()
-        self._restream()
-        self.config = self.engine.config
-        self.cursor = self.trace.last
+
+    def _aside(self) -> Session:
+        """A session that shares everything with this one but stands at the start: what is made of it changes nothing here until `_become`."""
+        aside: Session = object.__new__(Session)
+        aside.__dict__.update(self.__dict__)
+        aside.config, aside.notes, aside._listeners = self._start_config, list(self.notes), []
+        aside._begin()
+        return aside
+
+    def _become(self, other: Session) -> None:
+        """Takes the run of `other`, all at once; the file follows."""
+        old = self.trace
+        self.__dict__.update({name: other.__dict__[name] for name in _RUN})
+        old.hand_over(self.trace)
+        self._note_autosave()
         self._changed("reset")
 
     def fork(self, at: int | None = None, *, name: str | None = None, add: Sequence[dict[str, Any]] = (), remove: Sequence[str] = (),
@@ -612,9 +689,18 @@ class Session:
         that have not arrived by then. With no change at all the branch equals its parent to its last step. Raises ConfigError, RequestError,
         IndexError, KeyError.
         """
-        step = self.cursor.step if at is None else at
-        if not 0 <= step <= len(self.trace):
-            raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
+        with self.turn:
+            step = self.here()[1].step if at is None else at
+            self._check_step(step)
+            with interrupts.let_in():
+                new = self._fork(step, name, add, remove, prompts, changes)
+            self.branches.append(new)
+            self._changed("branch")
+        return new
+
+    def _fork(self, step: int, name: str | None, add: Sequence[dict[str, Any]], remove: Sequence[str], prompts: dict[str, str | Sequence[int]] | None,
+              changes: dict[str, Any]) -> Session:
+        """The branch, of which this session does not know yet."""
         check_names(changes)
         fixed = [f for f in changes if not CONFIG_FIELDS[f].metadata["live"] and f not in ("num_blocks", "modelled_device", "cost") and changes[f] != getattr(self.config, f)]
         if fixed and step:
@@ -639,7 +725,7 @@ class Session:
         new.config = new._start_config = base
         new._device = new._pick_device()
         new.runner = self._clone_runner(base)
-        new._begin(None)
+        new._begin()
         if step:
             new._adopt(self.trace, step, changes)
             live = {f: v for f, v in changes.items() if CONFIG_FIELDS[f].metadata["live"]}
@@ -653,8 +739,6 @@ class Session:
             new._reprompt(rid, prompt)
         for wish in add:
             new.add(**wish)
-        self.branches.append(new)
-        self._changed("branch")
         return new
 
     def _branch_name(self, wish: str) -> str:
@@ -669,7 +753,6 @@ class Session:
             spec = self._specs()[rid]
             self.engine.discard(rid)
             self._own([x for x in self.workload if x.request_id != rid])
-            self._origin = without_pending(self._origin, spec)
             for step, frame in self.trace.digests.items():
                 state = without_pending(frame.state, spec)
                 self.trace.digests[step] = Keyframe(step, plain_digest(state), state, DIGEST_FORM)
@@ -713,21 +796,24 @@ class Session:
         name = clean_text(name)
         if not name.strip():
             raise ConfigError("a branch's name is empty: type one")
-        if any(b.name == name for b in self.root.tree() if b is not self):
-            raise ConfigError(f"a branch named {name!r} exists already")
-        self.name = name.strip()
-        self._changed("branch")
+        with self.turn:
+            if any(b.name == name for b in self.root.tree() if b is not self):
+                raise ConfigError(f"a branch named {name!r} exists already")
+            self.name = name.strip()
+            self._changed("branch")
 
     def drop(self) -> None:
         """Forgets this branch and those below it. Raises ConfigError for the root."""
         if self.parent is None:
             raise ConfigError("the first run can't be dropped; reset it, or drop its branches")
-        self.parent.branches.remove(self)
-        for b in self.tree():
-            b.close()
-        self.parent._changed("branch")
+        with self.turn:
+            if self in self.parent.branches:
+                self.parent.branches.remove(self)
+            for b in self.tree():
+                b.close()
+            self.parent._changed("branch")
 
-    def _adopt(self, source: Trace, step: int, changes: dict[str, Any] | None = None) -> None:
+    def _adopt(self, source: Trace, step: int, changes: dict[str, Any] | None = None, header: TraceHeader | None = None) -> None:
         """Stands where `source` stood after `step` steps: from the nearest keyframe on the records are applied, then the KV that differs is computed."""
         own = source.digests.get(frame) if (frame := max((k for k in source.digests if k <= step), default=0)) else None
         if own is not None:
@@ -739,52 +825,64 @@ class Session:
         price: dict[str, Any] = {f: changes[f] for f in ("modelled_device", "cost") if f in changes and changes[f] != getattr(self.engine.config, f)}
         if price:
             self._price_anew(price, step)
+        if header is not None:
+            self.trace = Trace(header)
         self._set_prices()
-        self.trace = source.share(step, self._header())
+        self.trace = source.share(step, header or self._header())
         self._sync()
         self._restream()
         self.cursor = self.trace.last
 
     def reset(self) -> None:
         """Starts again with the same workload and the config of the start."""
-        self.trace.close()
-        self.config, self.notes = self._start_config, list(self._start_notes)
-        self._device = self._pick_device()
-        self._fit_runner(self.config)
-        self.runner.reset()
-        self._begin(self._autosave)
-        self._changed("reset")
+        with self.turn:
+            aside = self._aside()
+            with interrupts.let_in():
+                aside.notes = self._start_notes + [self._autosave_note] * bool(self._autosave_note)
+                aside._device = aside._pick_device()
+                aside._fit_runner(aside.config)
+                aside._begin()
+            aside.engine.claim_runner()  # whatever comes of this, the engine of now looks at its KV again
+            aside.runner.reset()
+            self._become(aside)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the trace (`.jsonl`, `.jsonl.gz`), and what was asked for since its last step."""
-        self.trace.header.inputs = self.engine.asked()
-        try:
-            return self.trace.save(path)
-        finally:
-            self.trace.header.inputs = []
+        """Writes the trace (`.jsonl`, `.jsonl.gz`), and what was asked for since its last step. Raises OSError, and then leaves the file that was there."""
+        trace, header, steps = self.trace_now()
+        return trace.save(path, header, steps)
 
-    def autosave(self, path: str | Path) -> None:
-        """Writes the trace to `path` now and each step as it is made; a reset begins the file anew."""
-        self._autosave: str | Path | None = path
-        self.trace.autosave(path)
+    def trace_now(self) -> tuple[Trace, TraceHeader, int]:
+        """The trace, its header with what was asked for since the last step, and its number of steps, all of one moment between two steps."""
+        with self.turn:
+            return self.trace, msgspec.structs.replace(self.trace.header, inputs=self.engine.asked()), len(self.trace)
+
+    def autosave(self, path: str | Path, limit_bytes: int | None = None) -> None:
+        """Writes the trace to `path` now and each step as it is made; a rewind shortens the file, a reset begins it anew.
+
+        `limit_bytes`: the most bytes of the file (None: $CBVIZ_AUTOSAVE_BYTES, else 100 MB; 0: no limit). Raises nothing where the file can't be
+        written or has reached its limit: the run goes on, `notes` says why, and so does one warning.
+        """
+        with self.turn:
+            self.trace.autosave(path, limit_bytes)
+            self._note_autosave()
 
     def close(self) -> None:
-        self.trace.close()
+        """Ends autosaving."""
+        with self.turn:
+            self.trace.close()
 
     # inside -------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, autosave: str | Path | None) -> None:
+    def _begin(self) -> None:
         self.engine = Engine(self.config, self.runner, costs.make(self.config.cost, self.runner.spec, self._device))
         self.engine.enqueue(self.workload)
-        self._origin = self.engine.snapshot()
         self._script: dict[int, StepRecord] = {}
         """For a branch that repeats its parent: the records whose inputs and times are still to be repeated, by step."""
+        self._redone = 0
         self._streams: dict[str, Any] = {}
-        self._autosave = autosave
+        self._autosave_note = ""
         self.trace = Trace(self._header())
         self.cursor = Cursor(0)
-        if autosave is not None:
-            self.trace.autosave(autosave)
 
     def _pick_device(self) -> DeviceSpec:
         """Whose peaks the steps are held against: this machine's measured ones under a measured clock, else the modelled device's."""
@@ -807,9 +905,11 @@ class Session:
         """
         if self.config.clock != "measured":
             raise ConfigError(f"time is modelled here, for {self._device.name}: its peaks come from a table, there is nothing to measure")
-        d = self._peaks(progress, fresh=fresh, again=True)
-        self._hold_against(d)
-        self._changed("peaks")
+        with self.turn:
+            with interrupts.let_in():
+                d = self._peaks(progress, fresh=fresh, again=True)
+            self._hold_against(d)
+            self._changed("peaks")
         return d
 
     def _price_anew(self, changes: dict[str, Any], step: int) -> None:
@@ -908,6 +1008,15 @@ class Session:
         have = getattr(getattr(self.runner, "config", None), "num_blocks", None)
         if have is not None and have != config.num_blocks:
             self.runner = self._clone_runner(config)
+
+
+_RUN = ("engine", "runner", "config", "notes", "trace", "cursor", "recomputed_blocks", "_device", "_script", "_redone", "_streams")
+"""What a rewind and a reset replace."""
+
+
+def _warn(problem: str) -> None:
+    with suppress(Warning):  # where warnings are errors: the step was made all the same
+        warnings.warn(problem, stacklevel=2)
 
 
 _LOADED: dict[tuple[str, str], Any] = {}

@@ -6,7 +6,6 @@ drops stays as a branch asleep, and so does every branch but the shown one after
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -96,6 +95,10 @@ class Family:
         self.check_room(shown)
         if name is not None and name != self.free_name(shown, name):
             raise ConfigError(f"a branch named {name!r} exists already")
+        with shown.turn:
+            return self._fork(shown, at, name, add, remove, changes)
+
+    def _fork(self, shown: Session, at: int, name: str | None, add: Sequence[dict[str, Any]], remove: Sequence[str], changes: dict[str, Any]) -> Session:
         # What the user did since the last step stands in no record yet: the branch takes it along.
         waiting = shown.engine.inputs if at == len(shown.trace) else []
         added = [i["spec"] for i in waiting if i["op"] == "add"]
@@ -144,18 +147,35 @@ class Family:
 
     def rewind(self, s: Session, step: int) -> str | None:
         """Rewinds `s`; what comes later stays as a branch asleep, whose name is returned (None if nothing did). Raises IndexError, ReplayError."""
-        end, later = len(s.trace), None
-        if step < end:
-            h = copy.copy(s.trace.header)
-            later = Asleep(self.free_name(s, f"{s.name} to step {end}"), s.trace.share(end, h), s.name, step, runner=None if s.runner_name in ("sim", "torch") else s.runner)
-            if self.home is not None:
-                later.run = self.home.new_branch()
-                later.trace.save(self.home.path(later.run))
-        s.rewind(step)
-        if later is None:
-            return None
+        with s.turn:
+            old, end = s.trace, len(s.trace)
+            if not 0 <= step < end:
+                s.rewind(step)
+                return None
+            later = Asleep(self.free_name(s, f"{s.name} to step {end}"), old, s.name, step, runner=None if s.runner_name in ("sim", "torch") else s.runner)
+            problem = self._save_asleep(later)  # before the run's own file is shortened: a crash in between loses nothing
+            try:
+                s.rewind(step)
+            except BaseException:
+                if later.run and self.home is not None:
+                    self.home.path(later.run).unlink(missing_ok=True)
+                raise
+            if problem:
+                s.notes.append(problem)
         self.asleep.append(later)
         return later.name
+
+    def _save_asleep(self, branch: Asleep) -> str:
+        """Writes a branch asleep into a file of its own, if branches are saved. Returns why that was not possible; '' otherwise."""
+        if self.home is None:
+            return ""
+        try:
+            branch.run = self.home.new_branch()
+            branch.trace.save(self.home.path(branch.run))
+        except OSError as e:
+            branch.run = ""
+            return f"Branch “{branch.name}” is not saved ({e.strerror or e}). It is lost when the page is loaded again."
+        return ""
 
     def rename(self, shown: Shown, name: str, new: str) -> None:
         """Raises ConfigError if the new name is empty or taken, KeyError."""

@@ -99,9 +99,9 @@ class Debugger:
         if stop is not None:
             self.tell_breaks()
 
-    def details(self, s: Shown, at: Cursor) -> dict[str, Any]:
+    def details(self, s: Shown, trace: Trace, at: Cursor) -> dict[str, Any]:
         """For the why panel, at the cursor: the event that was just walked over, what was asked about, and the watches. Called in the worker."""
-        trace, out = s.trace, dict[str, Any]()
+        out = dict[str, Any]()
         if at.step:
             out["num_events"] = len(trace.record(at.step).events)
             if at.event:
@@ -109,15 +109,15 @@ class Debugger:
         if not self.p.playing and self.about is not None:
             with suppress(LookupError):  # a block that another pool had
                 out["about"] = answer(trace, at, *self.about)
-        out["watched"] = self._watched(s, at)
+        out["watched"] = self._watched(s, trace, at)
         return out
 
-    def _watched(self, s: Shown, at: Cursor) -> list[list[str]]:
+    def _watched(self, s: Shown, trace: Trace, at: Cursor) -> list[list[str]]:
         """Name and value of each watch. One that costs too much at this step is dropped, and the page says so."""
         values = []
         for w in list(s.watches):
             try:
-                values.append([w.name, plain_value(w.value(s.trace, at))])
+                values.append([w.name, plain_value(w.value(trace, at))])
             except WatchError as e:
                 self.p.loop.call_soon_threadsafe(self._drop_watch, s, w, f"At step {at.step} a watch was dropped: {e}.")
         return values
@@ -128,11 +128,10 @@ class Debugger:
             self.p.notice(why, bad=True)
             self._watches_changed()
 
-    def accounts(self, s: Shown, at: Cursor, whole: bool) -> dict[str, Any] | None:
+    def accounts(self, trace: Trace, at: Cursor, whole: bool) -> dict[str, Any] | None:
         """The accounts of the step at the cursor and of the run up to it; with `whole`, contiguous reservation over the recorded run. Called in the worker."""
         if not self.accounting or not at.step:
             return None
-        trace = s.trace
         if not trace.has("accounting"):
             return {"type": "account", "step": at.step, "missing": "this trace holds no accounts"}
         out = step_account(trace.record(at.step))
@@ -145,7 +144,7 @@ class Debugger:
     # branches -----------------------------------------------------------------------------------------------------------
 
     def _at(self, s: Shown) -> Cursor:
-        return self.p.wanted or s.cursor
+        return self.p.place(s)[1]
 
     def _live(self, s: Shown, what: str) -> Session:
         if not isinstance(s, Session):

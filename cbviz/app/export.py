@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import html
 import json
-import os
 import re
 from array import array
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ from cbviz.app import assets
 from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, copies, event_sentence, inside_message, metrics_message, reserved, step_account, why_message
 from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace
+from cbviz.trace.autosave import write_text
 from cbviz.trace.experts import layers_of
 from cbviz.trace.metrics import clock, whose_time
 from cbviz.trace.schema import TraceError
@@ -40,10 +40,7 @@ def export_html(trace: Trace, path: str | Path, *, title: str | None = None, ste
     """Writes the page of `trace` (see `page`) to `path`; the file appears complete or not at all. Returns its path."""
     text = page(trace, title=title, step=step)
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(part, target)
+    write_text(target, text)
     return target
 
 

@@ -10,13 +10,14 @@ steps go on, and what has gathered is merged into the next picture.
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import gzip
+import io
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from cbviz.app import kept, opening, typed
@@ -32,7 +33,8 @@ from cbviz.breakpoints import BreakpointError
 from cbviz.config import CONFIG_FIELDS, ConfigError
 from cbviz.model import hub
 from cbviz.session import Session
-from cbviz.trace import Cursor
+from cbviz.trace import Cursor, Trace
+from cbviz.trace.autosave import write_whole
 
 WINDOW = 4
 BURST_S = 0.006
@@ -82,7 +84,11 @@ class Player:
         self.speed = DEFAULT_SPEED
         self.own = session is None
         self._at_step = at_step
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="cbviz-engine")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="cbviz-engine", initializer=self._begin_worker)
+        self._worker = 0
+        """The worker's thread: a change made in another one is somebody else's, a cell's or another page's."""
+        self._halt: int | None = None
+        """The recorded step at which a run that plays over recorded steps stops."""
         self._wire = Wire()
         self._sent = self._acked = 0
         self._heard = time.monotonic()
@@ -111,6 +117,9 @@ class Player:
     def run(self) -> str:
         """The name under which the run is saved; '' while it is saved nowhere."""
         return self.writer.name
+
+    def _begin_worker(self) -> None:
+        self._worker = threading.get_ident()
 
     # the page -----------------------------------------------------------------------------------------------------------
 
@@ -182,12 +191,17 @@ class Player:
                 row["options"] = [o for o in row["options"] if o[0] in may]
         self.post({"type": "controls", "fields": fields, "notes": notes, "locked": bool(self._live.get("loading"))})
 
+    def place(self, s: Shown) -> tuple[Trace, Cursor]:
+        """The trace of `s` and where the page stands or wants to stand in it; a moment that somebody rewound away is its end."""
+        trace, at = s.trace, self.wanted or s.cursor
+        return trace, at if at.step <= len(trace) else trace.last
+
     def flush(self) -> None:
         """Sends the page what it lacks, unless it is behind by the window."""
         s = self.session
         if s is None or not self.attached.is_set() or self._sent - self._acked >= WINDOW:
             return
-        made = self._wire.message(s.trace, self.wanted or s.cursor)
+        made = self._wire.message(*self.place(s))
         if made is not None:
             head, buffers = made
             self._sent += 1
@@ -202,7 +216,10 @@ class Player:
         s, at = self.session, self._wire.cursor
         if s is None or at is None:
             return
-        key = (s, id(s.trace), at)
+        trace = s.trace
+        if at.step > len(trace):
+            return  # somebody rewound it in this moment: the next picture is on its way
+        key = (s, trace, at)
         now = time.monotonic()
         if key == self._explained or (self.playing and now - self._explained_at < EXPLAIN_S):
             return
@@ -210,17 +227,17 @@ class Player:
         figures = not self.playing or now - self._metrics_at > max(0.5, 20 * self._metrics_cost)
 
         def job() -> list[dict[str, Any] | None]:
-            out: list[dict[str, Any] | None] = [{**why_message(s.trace, at.step), "event": at.event, **self.debugger.details(s, at)}]
+            out: list[dict[str, Any] | None] = [{**why_message(trace, at.step), "event": at.event, **self.debugger.details(s, trace, at)}]
             t0 = time.perf_counter()
-            out.append(inside_message(s.trace, at.step))
-            out.append(self.debugger.accounts(s, at, figures and not self.playing))
+            out.append(inside_message(trace, at.step))
+            out.append(self.debugger.accounts(trace, at, figures and not self.playing))
             if figures and at.step:
-                out.append(metrics_message(s.trace, at))
+                out.append(metrics_message(trace, at))
                 self._metrics_cost = time.perf_counter() - t0
             return out
 
         def show(f: Future[list[dict[str, Any] | None]]) -> None:
-            if f.cancelled() or self.session is not s:
+            if f.cancelled() or self.session is not s or s.trace is not trace:
                 return
             if (e := f.exception()) is not None:
                 self.post({"type": "said", "error": f"Step {at.step} could not be explained: {e}"})
@@ -265,7 +282,7 @@ class Player:
             self._jobs -= 1
             if self.wanted is not None and self.session is not None and not self._jobs:
                 at, self.wanted = self.wanted, None
-                if at.step <= len(self.session.trace):
+                with suppress(IndexError):  # a place that is not there any more
                     self.session.seek(at.step, at.event)
 
     def progress(self, share: float, what: str) -> None:
@@ -293,25 +310,35 @@ class Player:
 
     def _changed(self, what: str) -> None:
         """The session changed, on whatever thread."""
-        if what in ("reset", "peaks"):
-            self._wire.forget()
-            self._explained = None
-        self.loop.call_soon_threadsafe(self._after_change, what)
-        if not self._jobs:
-            self._live_cell()
+        mine = threading.get_ident() == self._worker
+        if not mine:
+            self._live_cell(what)
+        self.loop.call_soon_threadsafe(self._after_change, what, mine)
 
-    def _live_cell(self) -> None:
+    def _live_cell(self, what: str) -> None:
         """A cell steps the session: the loop is busy with the cell, so the picture goes out from here, within the window."""
         try:
             if asyncio.get_running_loop() is self.loop:
+                self._forget_after(what)
                 self.flush()
         except RuntimeError:
             pass
 
-    def _after_change(self, what: str) -> None:
+    def _forget_after(self, what: str) -> None:
+        """What the page has is not true any more."""
+        if what in ("reset", "peaks"):
+            self._wire.forget()
+            self._explained = None
+
+    def _after_change(self, what: str, mine: bool) -> None:
         s = self.session
-        if s is not None and not self._jobs:
+        self._forget_after(what)
+        if s is not None and what == "autosave":
+            self._tell_autosave(s)
+        if s is not None and not mine:
             self._live["num_requests"] = s.num_requests
+            if what == "reset":
+                self._follow(s)
             if what in ("config", "request", "reset"):
                 self.tell()
                 if what != "request":
@@ -324,6 +351,20 @@ class Player:
                 self.debugger.tell_breaks()
                 self.explain_again()
         self.flush()
+
+    def _follow(self, s: Shown) -> None:
+        """Somebody else rewound the session or began it again: what the page wanted in the old run is gone."""
+        self.wanted = self._halt = None
+        self.debugger.halted(None)
+        self._live.update(banner=f"The run was taken back to step {len(s.trace)} outside this page.", bad=False, offer=None)
+        self.debugger.tell_family()
+
+    def _tell_autosave(self, s: Shown) -> None:
+        """Autosave ended, or goes on again."""
+        problem = s.trace.autosave_problem
+        if problem:
+            self.notice(problem, bad=True)
+        self.controls()
 
     async def _open_first(self) -> None:
         found = await self.writer.claim(self._asked_run)
@@ -453,7 +494,7 @@ class Player:
             self.go(int(m["step"]))
         elif name == "back":
             await self.stop(wait=False)
-            at = self.wanted or s.cursor
+            _, at = self.place(s)
             self.go(at.step - (at.event is None))
         elif name == "end":
             self.go(len(s.trace))
@@ -498,23 +539,26 @@ class Player:
         """Moves what is shown; never waits for the engine."""
         s = self.session
         assert s is not None
-        at = Cursor(min(max(0, step), len(s.trace)))
-        if self._jobs:
-            self.wanted = at
-        else:
-            s.seek(at.step)
+        self._move(s, Cursor(min(max(0, step), len(s.trace))))
         if self._live.get("banner") and not self._live.get("bad") and not self._live.get("offer"):
             self.tell(banner=None)  # it spoke of the end; we look elsewhere
         self.flush()
+
+    def _move(self, s: Shown, at: Cursor) -> None:
+        if self._jobs:
+            self.wanted = at
+            return
+        with suppress(IndexError):  # somebody rewound it in this moment
+            s.seek(*at)
 
     def _go_event(self, by: int) -> None:
         """One event on or back. Inside step N the cursor is (N, k), k events of it done; all of them done is (N, None)."""
         s = self.session
         assert s is not None
-        step, event = self.wanted or s.cursor
+        trace, (step, event) = self.place(s)
         if by > 0:
             if event is None:
-                if step >= len(s.trace):
+                if step >= len(trace):
                     return
                 step, event = step + 1, 0
             event += 1
@@ -522,29 +566,33 @@ class Player:
             if event is None:
                 if step == 0:
                     return
-                event = len(s.trace.record(step).events)
+                event = len(trace.record(step).events)
             event -= 1
-        count = len(s.trace.record(step).events)
-        at = Cursor(step, event) if 0 < event < count else Cursor(step if event >= count else step - 1)
-        if self._jobs:
-            self.wanted = at
-        else:
-            s.seek(*at)
+        count = len(trace.record(step).events)
+        self._move(s, Cursor(step, event) if 0 < event < count else Cursor(step if event >= count else step - 1))
         self.flush()
 
-    async def _advance(self, until: float | None = None) -> bool:
-        """One step on: a recorded one if there is, else a new one (with `until`, new ones until that moment). False if there is none."""
+    async def _advance(self, until: float | None = None, watched: bool = False) -> bool:
+        """One step on: a recorded one if there is, else a new one (with `until`, new ones until that moment; with `watched`, one whose inside is looked at).
+
+        False if there is none.
+        """
         s = self.session
         assert s is not None
-        at = self.wanted or s.cursor
-        if at.event is not None or at.step < len(s.trace):
+        trace, at = self.place(s)
+        if not watched and (at.event is not None or at.step < len(trace)):
             self.go(at.step if at.event is not None else at.step + 1)
             return True
-        count = 0
+        make = s.profile_step if watched and isinstance(s, Session) else s.step
+        count, before = 0, (trace, len(trace))
+        old = self._live.get("banner")
 
         def job() -> int:
-            nonlocal count
-            while s.step() is not None:
+            nonlocal count, before
+            while True:
+                before = s.trace, len(s.trace)
+                if make() is None:
+                    break
                 count += 1
                 if until is None or time.perf_counter() >= until or s.done or s.stopped_by is not None:
                     break
@@ -558,7 +606,9 @@ class Player:
             self.flush()
             return False
         except Exception as e:  # whatever the runner or a policy raised: the engine is as it was before that step
-            self.tell(playing=False, banner=f"Step {len(s.trace) + 1} failed: {_text(e)}. Nothing was changed by it.", bad=True, offer=None)
+            same = before == (s.trace, len(s.trace))
+            after = "Nothing was changed by it." if same else f"Meanwhile somebody else changed the run: it stands at step {len(s.trace)}."
+            self.tell(playing=False, banner=f"Step {before[1] + 1} failed: {_text(e)}. {after}", bad=True, offer=None)
             self.flush()
             return False
         if n != self._live["num_requests"]:
@@ -572,7 +622,7 @@ class Player:
             if isinstance(s, Recording):
                 said = "This is a recording, and this was its last step."
             self.tell(banner=said, bad=False, offer=None if isinstance(s, Session) else self._live.get("offer"))
-        elif self._live.get("banner") and not isinstance(s, Recording):
+        elif old and self._live.get("banner") == old and not isinstance(s, Recording):
             self.tell(banner=None, bad=False, offer=None)
         if s.stopped_by is not None and count:
             self.debugger.halted(s.stopped_by)
@@ -593,12 +643,12 @@ class Player:
         self.playing = True
         due = time.perf_counter()
         try:
-            halt = await self.debugger.ahead(s)
+            self._halt = await self.debugger.ahead(s)
             while self.playing:
                 speed = 0.0 if fast else self.speed
                 if not await self._advance(time.perf_counter() + BURST_S if not speed else None):
                     break
-                if halt is not None and (self.wanted or s.cursor).step == halt:
+                if self._halt is not None and self.place(s)[1].step == self._halt:
                     self.debugger.stopped_ahead()
                     break
                 if self.attached.is_set() and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
@@ -731,11 +781,7 @@ class Player:
             return
         await self.stop()
         self.go(len(s.trace))
-        s.runner.profile_next = True
-        try:
-            await self._advance()
-        finally:
-            s.runner.profile_next = False
+        await self._advance(watched=True)
 
     async def _calibrate(self, s: Shown) -> None:
         """Measures the peaks that utilisation is told against."""
@@ -755,12 +801,15 @@ class Player:
         self.flush()
 
     async def _save(self, s: Shown) -> None:
-        def job() -> bytes:
-            with tempfile.TemporaryDirectory() as folder:
-                return s.trace.save(Path(folder) / "run.jsonl.gz").read_bytes()
+        def job() -> tuple[bytes, int]:
+            trace, header, steps = s.trace_now() if isinstance(s, Session) else (s.trace, None, len(s.trace))
+            whole = io.BytesIO()  # no file: the disk may be full
+            with gzip.GzipFile(filename="", fileobj=whole, mode="wb", mtime=0) as z:
+                write_whole(trace, z, header, steps)
+            return whole.getvalue(), steps
 
-        data = await self.work(job)
-        self.post({"type": "save", "name": f"cbviz-{s.workload_name or 'run'}-{len(s.trace)}-steps.jsonl.gz"}, [data])
+        data, steps = await self.work(job)
+        self.post({"type": "save", "name": f"cbviz-{s.workload_name or 'run'}-{steps}-steps.jsonl.gz"}, [data])
 
     def close(self) -> None:
         """Stops playing and lets go of the session (which lives on if it came from outside)."""

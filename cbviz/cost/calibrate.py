@@ -145,9 +145,13 @@ def _save(spec: DeviceSpec, cpu: str, threads: int, date: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Written aside and moved: several processes of one classroom may measure at once.
         handle, part = tempfile.mkstemp(dir=folder, prefix=FILE)
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            json.dump(kept, f, indent=1)
-        os.replace(part, file_of(cpu))
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as f:
+                json.dump(kept, f, indent=1)
+            os.replace(part, file_of(cpu))
+        except BaseException:  # a full disk: nothing is left lying there
+            os.unlink(part)
+            raise
     except OSError:
         return
 

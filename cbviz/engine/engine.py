@@ -99,7 +99,9 @@ class Engine:
                 return why_stuck(s, self._stalled)
         if not self._idle or self.num_pending or not s.waiting or any(not r.seat_held for r in s.running):
             return ""
-        r = s.waiting[0]
+        r = next(iter(s.waiting), None)
+        if r is None:
+            return ""  # a thread that only looks: a step began in this moment
         reason, need, have = r.last_wait or ("", 0, 0)
         waited = s.step - r.queued_step
         if reason == "policy" and waited < PATIENCE_STEPS:
@@ -478,16 +480,17 @@ class Engine:
             return False
         user = getattr(self.runner, "_used_by", None)
         if user is None:
-            self._claim_runner()
+            self.claim_runner()
         return user is not None and user() is not self
 
-    def _claim_runner(self) -> None:
+    def claim_runner(self) -> None:
+        """From here on the runner's KV is this engine's; another that shares the runner computes its own again."""
         with suppress(AttributeError):  # a runner with slots: `None` for ever, as if it were never shared
             self.runner._used_by = ref(self)  # type: ignore[attr-defined]
 
     def sync(self) -> int:
         """Makes the runner's KV hold what the block tables say. Returns the number of blocks computed again."""
-        self._claim_runner()
+        self.claim_runner()
         holders = [r for r in self.scheduler.requests.values() if r.block_ids]
         num = self.runner.sync({r.request_id: list(r.block_ids) for r in holders}, {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders})
         self._kv_stale, self._kv_doubtful = False, True  # blocks that nobody holds were not looked at

@@ -59,6 +59,12 @@ class held:
             _waiting.deliver()
 
 
+def deliver() -> None:
+    """Inside `held()`: raises the interrupt that waits, if one does."""
+    if current_thread() is main_thread() and _signal.getsignal(SIGINT) == _waiting.note:
+        _waiting.deliver()
+
+
 class let_in:
     """Inside `held()`: interrupts are raised again, the one that waits at once."""
 

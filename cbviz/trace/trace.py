@@ -7,16 +7,17 @@ copies grow too large they stand further apart (`trace.keyframes`).
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from threading import RLock, get_ident
+from typing import NamedTuple
 
 import msgspec
 
 from cbviz.events import Resized
 from cbviz.messages import RequestSpec, StepRecord
 from cbviz.trace import reading
+from cbviz.trace.autosave import Autosave, replacing, step_line, write_whole
 from cbviz.trace.keyframes import MOST_KEYFRAME_BYTES, MOST_STATE_NUMBERS, Spacing
 from cbviz.trace.schema import Keyframe, StepLine, TraceError, TraceHeader, decode_line, encode
 from cbviz.trace.state import CODE, State
@@ -59,7 +60,11 @@ class Trace:
         self._frames: dict[int, State] = {0: self._live.clone()}
         self._frame_spacing, self._keyframe_spacing = Spacing(MOST_STATE_NUMBERS), Spacing(MOST_KEYFRAME_BYTES)
         self._cache: tuple[Cursor, State] | None = None
-        self._sink: IO[bytes] | None = None
+        self._file: Autosave | None = None
+        self._lock = RLock()
+        """Held while a step is folded in or a state is made, never for longer: the run may go on in one thread while others look."""
+        self._lent: set[int] = set()
+        """Threads that were given the state at the end."""
 
     # reading ------------------------------------------------------------------------------------------------------------
 
@@ -86,11 +91,19 @@ class Trace:
         return Cursor(len(self.records))
 
     def state(self, cursor: Cursor | int | None = None) -> State:
-        """The state at `cursor` (default: the end). Read only: it may be shared with other callers."""
+        """The state at `cursor` (default: the end). Read only: it may be shared with other callers.
+
+        The state at the end follows the run while the thread that asked for it makes the steps; a step of another thread leaves it as it was.
+        """
+        with self._lock:
+            return self._state_at(cursor)
+
+    def _state_at(self, cursor: Cursor | int | None) -> State:
         at = self.last if cursor is None else Cursor(cursor) if isinstance(cursor, int) else cursor
         if not 0 <= at.step <= len(self.records):
             raise IndexError(f"step {at.step} is not in this trace: it has steps 0..{len(self.records)}")
         if at.event is None and at.step == len(self.records):
+            self._lent.add(get_ident())
             return self._live
         if self._cache is not None and self._cache[0] == at:
             return self._cache[1]
@@ -129,8 +142,17 @@ class Trace:
 
     def append(self, record: StepRecord) -> None:
         """Adds the next step and folds it. With `autosave` on, the line is on disk before this returns."""
+        with self._lock:
+            self._append(record)
+        if self._file is not None:
+            self._file.append(record.step, step_line(record))
+
+    def _append(self, record: StepRecord) -> None:
         if record.step != len(self.records) + 1:
             raise TraceError(f"step {record.step} cannot follow step {len(self.records)}")
+        if self._lent and self._lent != {get_ident()}:
+            self._live = self._live.clone()  # another thread looks at the one there was
+            self._lent.clear()
         live = self._live
         self.records.append(record)
         for spec in record.arrivals:
@@ -144,9 +166,6 @@ class Trace:
             self._frames[record.step] = live.clone()
             for step in self._frame_spacing.keep(record.step, live.size):
                 del self._frames[step]
-        if self._sink is not None:
-            self._sink.write(_line(record))
-            self._sink.flush()
 
     def _note(self, index: int, step: int) -> None:
         while len(self.segments) <= index:
@@ -172,83 +191,82 @@ class Trace:
     def add_keyframe(self, frame: Keyframe) -> None:
         """Keeps a keyframe; where all together grow too large, every second one is dropped."""
         self.digests[frame.step] = frame
-        for step in self._keyframe_spacing.keep(frame.step, len(encode(frame))):
+        told = encode(frame)
+        for step in self._keyframe_spacing.keep(frame.step, len(told)):
             self.digests.pop(step, None)
-        if self._sink is not None:
-            self._sink.write(encode(frame) + b"\n")
-            self._sink.flush()
+        if self._file is not None:
+            self._file.keyframe(frame.step, told + b"\n")
 
     def truncate(self, step: int) -> None:
-        """Forgets everything after `step` steps (a rewind that goes on differently)."""
-        if not 0 <= step <= len(self.records):
-            raise IndexError(f"step {step} is not in this trace: it has steps 0..{len(self.records)}")
-        self._rebuild(self.records[:step], {k: v for k, v in self.digests.items() if k <= step})
+        """Forgets everything after `step` steps. A file that is written along is shortened too."""
+        new = self.share(step)
+        new._lock, new._file = self._lock, self._file
+        with self._lock:
+            self.__dict__.update(new.__dict__)
+        if self._file is not None:
+            self._file.cut(step, self)
 
     def share(self, step: int, header: TraceHeader | None = None) -> Trace:
         """A new trace that begins with this one's first `step` records (the records themselves are shared)."""
+        if not 0 <= step <= len(self.records):
+            raise IndexError(f"step {step} is not in this trace: it has steps 0..{len(self.records)}")
         new = Trace(header or self.header)
-        new._rebuild(self.records[:step], {k: v for k, v in self.digests.items() if k <= step})
+        for record in self.records[:step]:
+            new._append(record)
+        new.digests = {k: v for k, v in self.digests.items() if k <= step}
         return new
 
-    def _rebuild(self, records: list[StepRecord], digests: dict[int, Keyframe]) -> None:
-        sink, self._sink = self._sink, None
-        self.__init__(self.header)  # type: ignore[misc]
-        for record in records:
-            self.append(record)
-        self.digests = dict(digests)
-        self._sink = sink
-        if sink is not None:
-            sink.seek(0)
-            sink.truncate()
-            self._write(sink)
-            sink.flush()
+    # files --------------------------------------------------------------------------------------------------------------
 
-    def autosave(self, path: str | Path) -> None:
-        """Writes what there is to `path` and each further step as it comes, so that a crash loses at most one step."""
+    def autosave(self, path: str | Path, limit_bytes: int | None = None) -> None:
+        """Writes what there is to `path` and each further step as it comes, so that a crash loses at most one step.
+
+        `limit_bytes`: the most bytes of the file (None: $CBVIZ_AUTOSAVE_BYTES, else 100 MB; 0: no limit). Raises nothing where the file can't be
+        written: `autosave_problem` says why, and the run goes on without.
+        """
         self.close()
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sink = target.open("wb")
-        self._write(sink)
-        sink.flush()
-        self._sink = sink
+        file = Autosave(path, limit_bytes)
+        file.begin(self)
+        self._file = file
+
+    @property
+    def autosave_problem(self) -> str:
+        """Why the steps are not written to the autosaved file any more; '' while they are, or if none was asked for."""
+        return self._file.problem if self._file is not None else ""
+
+    def hand_over(self, to: Trace) -> None:
+        """Gives the autosaved file to `to`, which begins as this trace does and may be shorter."""
+        file, self._file = self._file, None
+        if file is not None:
+            to._file = file
+            file.cut(len(to), to)
 
     def close(self) -> None:
-        if self._sink is not None:
-            self._sink.close()
-            self._sink = None
+        """Ends autosaving."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the whole trace as JSON lines, gzipped if the name ends in `.gz`. The file appears complete or not at all."""
+    def save(self, path: str | Path, header: TraceHeader | None = None, steps: int | None = None) -> Path:
+        """Writes the trace as JSON lines, gzipped if the name ends in `.gz`. The file appears complete or not at all. Raises OSError.
+
+        `header`: in place of the trace's own. `steps`: only so many.
+        """
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
-        with part.open("wb") as raw:
+        with replacing(target) as raw:
             if target.suffix == ".gz":
-                with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as z:
-                    self._write(z)
+                with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as z:
+                    write_whole(self, z, header, steps)
             else:
-                self._write(raw)
-        os.replace(part, target)
+                write_whole(self, raw, header, steps)
         return target
-
-    def _write(self, out: IO[bytes] | gzip.GzipFile) -> None:
-        out.write(encode(self.header) + b"\n")
-        for record in self.records:
-            out.write(_line(record))
-            if record.step in self.digests:
-                out.write(encode(self.digests[record.step]) + b"\n")
-
-
-def _line(record: StepRecord) -> bytes:
-    body = encode(record)
-    return b'{"type":"step",' + body[1:] + b"\n"
 
 
 def load(path: str | Path) -> Trace:
-    """Opens a saved trace (`.jsonl`, `.jsonl.gz`). A last line cut short by a crash is left out and noted in the header.
+    """Opens a saved trace (`.jsonl`, `.jsonl.gz`). Where a crash or a full disk left a line that can't be read, or steps that are not there, the run is
+    loaded up to that place, and a note in the header says what is left out.
 
-    Raises TraceError naming the line for anything else that is not a trace.
+    Raises TraceError naming the line for a file that is not a trace.
     """
     name = Path(path)
     lines = reading.lines_of(name)
@@ -259,8 +277,8 @@ def load(path: str | Path) -> Trace:
         try:
             item = decode_line(line)
         except msgspec.DecodeError as e:
-            if trace is not None and number == len(lines):
-                trace.header.notes.append(f"line {number} was cut short and left out: the run ended there")
+            if trace is not None:
+                _leave_out(trace, number, lines, "can't be read")
                 break
             raise TraceError(f"{name}, line {number}: not a trace line ({e})") from None
         if isinstance(item, TraceHeader):
@@ -270,11 +288,25 @@ def load(path: str | Path) -> Trace:
             raise TraceError(f"{name}, line {number}: the first line must be the header")
         elif isinstance(item, Keyframe):
             trace.digests[item.step] = item
+        elif item.step != len(trace) + 1:
+            _leave_out(trace, number, lines, f"is step {item.step}, which cannot follow step {len(trace)}")
+            break
         else:
             reading.fold(trace.append, _plain(item), name, number)
     if trace is None:
         raise TraceError(f"{name} is empty: no header line")
     return trace
+
+
+def _leave_out(trace: Trace, number: int, lines: list[bytes], why: str) -> None:
+    """Notes that the trace ends before line `number`, and how much comes after it."""
+    after = sum(bool(x.strip()) for x in lines[number:])
+    if not after and why == "can't be read":
+        trace.header.notes.append(f"line {number} was cut short and left out: the run ended there")
+        return
+    more = f" and {after:,} more line{'s' * (after > 1)}" if after else ""
+    trace.header.notes.append(f"line {number} {why}: the run is loaded up to step {len(trace)}; this line{more} are left out" if after else
+                              f"line {number} {why}: the run is loaded up to step {len(trace)}, and this line is left out")
 
 
 def _plain(line: StepLine) -> StepRecord:
