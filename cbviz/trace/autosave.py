@@ -127,11 +127,11 @@ class Autosave:
     """The file that a run writes step by step. No method raises OSError: `problem` says why nothing is written any more, '' while all is well."""
 
     def __init__(self, path: str | Path, limit_bytes: int | None = None) -> None:
+        self._file: IO[bytes] | None = None
         self.path = Path(path)
         self.limit_bytes = default_limit() if limit_bytes is None else limit_bytes
         """The most bytes of the file, 0 for no limit."""
         self.problem = ""
-        self._file: IO[bytes] | None = None
         self._header = b""
         self._ends: array[int] = array("Q")
         """For each step in the file, the offset where it ends, its keyframe included."""
@@ -160,6 +160,7 @@ class Autosave:
         with interrupts.held():
             self.close()
             self.__dict__.update(new.__dict__)
+            new._file = None
 
     def _write_beside(self, trace: Trace) -> None:
         header = header_line(trace)
@@ -230,6 +231,9 @@ class Autosave:
                 return
             del self._ends[step:]
             self.problem = ""
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Writes no more."""
