@@ -231,9 +231,13 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkey
 
 
 def test_a_block_that_raises_leaves_no_temporary_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a.txt") as out:
-        out.write(b"half")
-        raise KeyboardInterrupt
+    def broken() -> None:
+        with replacing(tmp_path / "a.txt") as out:
+            out.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken()
     assert not os.listdir(tmp_path)
     assert replacing(tmp_path / "a.txt").part != replacing(tmp_path / "a.txt").part
 
