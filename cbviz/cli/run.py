@@ -58,7 +58,9 @@ def run(
     zipped = out is not None and out.suffix == ".gz"
     path = out if out is not None and not zipped else runs.new_path(f"{Path(workload).stem}-{s.config.discipline}")
     s.trace.keyframes = out is not None  # a run kept for `show` is never rewound here
-    s.trace.autosave(path)
+    s.trace.autosave(path, 0 if out is not None else None)  # a file that was named holds the whole run, however long
+    if out is not None and s.trace.autosave_problem:
+        raise ConfigError(f"--out: {s.trace.autosave_problem}")
     stopped = False
     try:
         stopped = _run_to_end(s, profile_step or ())
@@ -104,6 +106,8 @@ def _run_to_end(s: Session, watched: Collection[int] = ()) -> bool:
 
 def _finish(s: Session, path: Path, zipped: Path | None) -> Path:
     """Closes the trace's file; for a gzip file writes that and drops the plain one."""
+    if problem := s.trace.autosave_problem:
+        say(problem)
     s.close()
     if zipped is None:
         return path
