@@ -121,6 +121,7 @@ def test_every_answer_carries_the_headers_that_protect_a_page(server: Server, ho
             policy = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
             assert policy["default-src"] == policy["base-uri"] == "'none'"
             assert policy["frame-ancestors"] == "'self'"
+            assert policy["script-src"] == "'self' blob:"
             assert headers["X-Frame-Options"] == "SAMEORIGIN"
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "same-origin"

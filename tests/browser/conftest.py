@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,23 @@ class Address(str):
     pid: int
 
 
+def wait_for_function(page: Any, expression: str, *, arg: Any = None, timeout: float = WAIT_MS) -> None:
+    """Waits from outside until the expression holds: a page's policy forbids the `eval` with which Playwright would ask inside it."""
+    from playwright.sync_api import Error  # not everywhere; the fixture that starts a browser asks first
+
+    end = time.monotonic() + timeout / 1000
+    while True:
+        try:
+            if page.evaluate(expression, arg):
+                return
+        except Error as e:
+            if "Execution context was destroyed" not in str(e):  # the page is being loaded
+                raise
+        if time.monotonic() > end:
+            raise TimeoutError(f"{timeout:.0f} ms have passed and this does not hold: {expression}")
+        time.sleep(0.03)
+
+
 class Tab:
     """A page of its own browser, or with `beside` another tab of that one's, with everything it asked for and complained of."""
 
@@ -55,6 +73,7 @@ class Tab:
             self.context = launch(self._folder.name, **{"viewport": {"width": 1280, "height": 800}, "bypass_csp": True, **context})
             self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)
+        self.page.wait_for_function = functools.partial(wait_for_function, self.page)
         self.asked: list[str] = []
         self.errors: list[str] = []
         self.forgiven: tuple[str, ...] = ()  # parts of complaints that are known and none of ours; a test that fills this says why

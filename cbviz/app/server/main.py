@@ -52,7 +52,8 @@ POLICY = {
     "base-uri": "'none'",
     "form-action": "'self'",
 }
-"""The content security policy. No script from data: ours are files of the server, or modules that the widget makes (`blob:`)."""
+"""The content security policy. Scripts are files of the server, or modules that the widget makes (`blob:`); none stands in the page, none is made of a text.
+Styles may stand in the page, because plotly, ipywidgets and Voilà write them there; pictures may be data, because plotly and the canvases make them."""
 
 
 class PageHandler(TornadoVoilaHandler):
