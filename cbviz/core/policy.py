@@ -202,12 +202,16 @@ class FairShare(Policy):
     """Fair share by session: the session that has been served fewest tokens goes first (Virtual Token Counter, OSDI 2024).
 
     Without its weights of prompt and output tokens, and a session that was away keeps what it did not use; there it is lifted to the others' level.
+
+    The last of the running queue loses its blocks. If the session served most lost them, computing them again would count as service and turn the order round:
+    two sessions could evict each other for ever.
     """
 
     name = "fair"
     title = "Fair share by session"
     summary = "The session served the fewest tokens so far goes first; all requests without a session count as one."
     static = False
+    victim = "last"
 
     def rank(self, r: RequestView, now: float) -> Any:
         return r.session_served_tokens

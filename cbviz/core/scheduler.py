@@ -623,7 +623,9 @@ class Scheduler:
         rules, config, kv = self.rules, self.config, self.kv
         admitted = False
         running_ran = bool(plan.chunks)
-        num_batch_class = sum(1 for r in self.running if r.priority > 0 and not r.seat_held) if config.degrade_above else 0
+        num_batch_class = 0
+        if config.degrade_above:  # a beam that waits for its siblings doesn't count: it would keep them from coming back
+            num_batch_class = sum(1 for r in self.running if r.priority > 0 and not r.seat_held and r.candidates is None)
         while self.waiting:
             place = self._next_in_line(num_batch_class)
             if place < 0:

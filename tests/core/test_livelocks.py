@@ -9,6 +9,7 @@ import pytest
 from cbviz.messages import RequestSpec, Sampling
 from cbviz.session import Session
 from tests.core.byhand import spec
+from tests.strategies import Drawn
 
 
 def ran(specs: list[RequestSpec], most: int = 1000, **knobs: Any) -> Session:
@@ -69,3 +70,19 @@ def test_prefills_that_do_not_fit_together_do_not_keep_decodes_from_their_tokens
     """
     specs = [spec("a", 19, 71, priority=3, sampling=Sampling(n=3)), spec("b", 26, 64, first=50, output_len=43, sampling=Sampling(n=4))]
     ran(specs, 6000, discipline="paged", block_size=8, num_blocks=20, long_prefill_token_threshold=1, enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize("discipline", ["chunked", "vllm", "max-util"])
+def test_sessions_with_a_fair_share_do_not_take_each_others_blocks_in_turn(discipline: str) -> None:
+    """Computing lost tokens again counts as service, so the session served most may not be the one that loses."""
+    specs = [spec(f"r{i}", 2, 10, first=100 * i, session="AB"[i % 2]) for i in range(4)]
+    ran(specs, discipline=discipline, policy="fair", victim="policy", block_size=2, num_blocks=7, max_model_len=12, long_prefill_token_threshold=1, enable_prefix_caching=False)
+
+
+def test_a_beam_that_waits_does_not_keep_its_siblings_out_as_a_batch_of_its_class() -> None:
+    """Degradation lets batch-class requests start only where none of their class runs; the waiting beam was taken for one, and its siblings never came back."""
+    knobs: dict[str, Any] = {"policy": "sjf-wrong", "victim": "least-work-lost", "degrade_above": 0.05, "num_blocks": 4, "block_size": 16, "max_model_len": 40}
+    other = spec("other", 20, 8)
+    search = RequestSpec("search", (1, 2, 3, 4), 6, arrival_step=2, priority=3, sampling=Sampling(beam_width=3))
+    drawn = Drawn([other, search], {**knobs, "seed": 0, "scheduler_reserve_full_isl": False})
+    assert drawn.play(drawn.session()) == "ended"
