@@ -294,6 +294,7 @@ class Engine:
                 self.sync()
         before = (self.now_s, self.inputs, self._by_time, self._by_step)
         self._arriving: tuple[list[_Pending], list[_Pending]] = [], []
+        computed: SchedulerOutput | None = None
         s.begin()
         try:
             t0, arrivals, inputs = self._deliver()
@@ -308,6 +309,7 @@ class Engine:
             else:
                 with interrupts.let_in():
                     out = self.runner.execute(plan)
+            computed = plan
             if duration_s is not None and out.measured_s is not None:
                 out.measured_s = duration_s
             cost = self.cost.price(plan)
@@ -318,11 +320,12 @@ class Engine:
             s.update(plan, out)
             control += perf_counter() - again
         except BaseException:
+            written = _written_blocks(computed) if computed is not None else set()
             s.rollback()
             self.now_s, self.inputs, self._by_time, self._by_step = before
             self._by_time += reversed(self._arriving[0])
             self._by_step += reversed(self._arriving[1])
-            self._distrust(self.runner.damaged_blocks())
+            self._distrust(self.runner.damaged_blocks() | written)
             raise
         inputs, self._done = self._done + inputs, []
         self.now_s = t1
@@ -370,7 +373,7 @@ class Engine:
             self._by_step = [x for x in self._by_step if x[2].request_id not in arrived]
 
     def _distrust(self, damaged: set[int]) -> None:
-        """Blocks that a failed pass was writing. One may be held: by a request that was preempted in the step which has been taken back."""
+        """Blocks that a failed step wrote, in the pass that failed or in one before the failure. One may be held: by a request that was preempted in the step which has been taken back."""
         if damaged:
             self._kv_doubtful = True
             self._kv_stale = self._kv_stale or any(self.scheduler.pool.ref_count[b] for b in damaged)
@@ -524,6 +527,13 @@ def _when(x: _Pending) -> tuple[float, int]:
 def _take_due(pending: list[_Pending], now: float, into: list[_Pending]) -> None:
     while pending and pending[-1][0] <= now:
         into.append(pending.pop())
+
+
+def _written_blocks(plan: SchedulerOutput) -> set[int]:
+    """The blocks into which the pass of this plan wrote."""
+    size = plan.block_size
+    blocks = {b for c in plan.chunks for b in c.block_table[c.start // size : -(-(c.start + c.num_tokens) // size)]}
+    return blocks.union((dst for _, dst in plan.copies), (device for device, _ in plan.swaps_in))
 
 
 def _saved_blocks(s: Scheduler) -> int:
