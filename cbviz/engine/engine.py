@@ -294,7 +294,7 @@ class Engine:
                 self.sync()
         before = (self.now_s, self.inputs, self._by_time, self._by_step)
         self._arriving: tuple[list[_Pending], list[_Pending]] = [], []
-        computed: SchedulerOutput | None = None
+        begun: SchedulerOutput | None = None
         s.begin()
         try:
             t0, arrivals, inputs = self._deliver()
@@ -304,12 +304,12 @@ class Engine:
             if self._kv_doubtful:
                 with interrupts.let_in():
                     self._confirm_hits()
+            begun = plan
             if self.simulated:
                 out = self.runner.execute(plan)
             else:
                 with interrupts.let_in():
                     out = self.runner.execute(plan)
-            computed = plan
             if duration_s is not None and out.measured_s is not None:
                 out.measured_s = duration_s
             cost = self.cost.price(plan)
@@ -320,7 +320,7 @@ class Engine:
             s.update(plan, out)
             control += perf_counter() - again
         except BaseException:
-            written = _written_blocks(computed) if computed is not None else set()
+            written = _written_blocks(begun) if begun is not None else set()
             s.rollback()
             self.now_s, self.inputs, self._by_time, self._by_step = before
             self._by_time += reversed(self._arriving[0])
@@ -373,7 +373,10 @@ class Engine:
             self._by_step = [x for x in self._by_step if x[2].request_id not in arrived]
 
     def _distrust(self, damaged: set[int]) -> None:
-        """Blocks that a failed step wrote, in the pass that failed or in one before the failure. One may be held: by a request that was preempted in the step which has been taken back."""
+        """Notes blocks that a failed step may have written, whether its pass failed or what came after.
+
+        One may be held: by a request that was preempted in the step which has been taken back.
+        """
         if damaged:
             self._kv_doubtful = True
             self._kv_stale = self._kv_stale or any(self.scheduler.pool.ref_count[b] for b in damaged)

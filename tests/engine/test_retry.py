@@ -78,6 +78,14 @@ def test_a_retry_gives_what_the_step_without_the_failure_gives(seed: int) -> Non
         twins(anything(seed), seed, trouble, 0.5)
 
 
+@pytest.mark.parametrize("seed", [154341105, 18633])
+def test_a_pass_that_is_taken_back_leaves_no_values_in_blocks_of_others(seed: int) -> None:
+    """The failure comes after the pass; a block that was given away in that step is its old owner's again, and holds what the pass wrote."""
+    trouble = Trouble()
+    with asked_through(trouble):
+        assert twins(anything(seed), seed, trouble, 0.7)
+
+
 @pytest.mark.deep
 @settings(max_examples=3000)
 @given(st.integers(0, 10**9))
