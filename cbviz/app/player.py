@@ -183,7 +183,7 @@ class Player:
         self.post({"type": "live", "live": self._live})
 
     def controls(self) -> None:
-        notes = [*filter(None, [self.note]), *(self.session.notes if self.session is not None else [])]
+        notes = [*filter(None, [self.note]), *map(self.writer.without_folder, self.session.notes if self.session is not None else [])]
         fields = opening.controls(self.settings, self.session)
         may = {*self.allowed.models(), self.allowed.host.model, self.settings.model}
         for row in fields:
@@ -363,7 +363,7 @@ class Player:
         """Autosave ended, or goes on again."""
         problem = s.trace.autosave_problem
         if problem:
-            self.notice(problem, bad=True)
+            self.notice(self.writer.without_folder(problem), bad=True)
         self.controls()
 
     async def _open_first(self) -> None:

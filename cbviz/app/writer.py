@@ -6,6 +6,7 @@ One kernel writes a run. Everything here runs on the player's loop, except what 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +61,10 @@ class Writer:
     @property
     def name(self) -> str:
         return self.held.name if self.held is not None else ""
+
+    def without_folder(self, text: str) -> str:
+        """`text` without the folder of the run: where files lie on this machine is no business of the page."""
+        return text.replace(f"{self.held.folder}{os.sep}", "") if self.held is not None else text
 
     # getting a run ------------------------------------------------------------------------------------------------------
 

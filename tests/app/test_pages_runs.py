@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -353,3 +354,38 @@ def test_no_branch_of_a_family_file_leads_out_of_its_folder(tmp_path: Path) -> N
         assert kept.family(held.folder) == {}
         assert kept.shown_branch(held.folder) == kept.MAIN
     held.release()
+
+
+def test_a_run_that_outgrows_its_file_says_so_once_without_a_path_and_comes_back_up_to_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CBVIZ_AUTOSAVE_BYTES", "12000")
+
+    async def go() -> None:
+        async with opened(settings=SIM, address=True) as (page, player):
+            run = player.run
+            await stepped(page, 30)
+            await told(page, "Autosave stopped after step")
+            assert len(page.notices()) == 1
+            page.do("seen", id=page.live["notices"][0]["id"])
+            await stepped(page, 33)
+            assert not page.notices()
+        kept_steps = steps_of(run)
+        assert 0 < kept_steps < 30
+        async with opened(settings=SIM, address=True, run=run) as (page, _):
+            await page.at(kept_steps)
+
+    asyncio.run(go())
+
+
+def test_a_file_that_cannot_be_written_is_named_to_the_page_without_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def go() -> None:
+        monkeypatch.setattr("cbviz.trace.autosave.Autosave._write_beside", full)
+        async with opened(settings=SIM, address=True) as (page, _):
+            await stepped(page, 2)
+            said = " ".join([*page.notices(), *page.last["controls"]["notes"]])
+            assert "main.jsonl can't be written (No space left on device)" in said
+            assert str(tmp_path) not in said
+
+    asyncio.run(go())
