@@ -39,6 +39,8 @@ class PageKernels(AsyncMappingKernelManager):
         self._starting = 0
         self._browsers: dict[str, str] = {}
         self._alone_since: dict[str, float] = {}
+        self._in_making: set[str] = set()
+        """Kernels whose page is still being made: they run the notebook, and no socket can be open yet."""
 
     def owner(self, kernel_id: str) -> str | None:
         """The hash of the browser whose page `kernel_id` belongs to."""
@@ -66,10 +68,17 @@ class PageKernels(AsyncMappingKernelManager):
         page = CallContext.get(CallContext.JUPYTER_HANDLER)
         if page is not None:
             page.kernel_id = kernel_id
+            self._in_making.add(kernel_id)
             if page.left:
                 await self.give_back(kernel_id)
                 raise HTTPError(499, reason="The visitor left")
         return kernel_id
+
+    def page_is_made(self, kernel_id: str) -> None:
+        """Counts the time without a page from now on: the page is whole, and will open its socket."""
+        self._in_making.discard(kernel_id)
+        if kernel_id in self._alone_since:
+            self._alone_since[kernel_id] = time.monotonic()
 
     def notify_disconnect(self, kernel_id: str) -> None:
         super().notify_disconnect(kernel_id)
@@ -78,13 +87,18 @@ class PageKernels(AsyncMappingKernelManager):
     def remove_kernel(self, kernel_id: str) -> Any:
         self._browsers.pop(kernel_id, None)
         self._alone_since.pop(kernel_id, None)
+        self._in_making.discard(kernel_id)
         return super().remove_kernel(kernel_id)
 
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:
-        """Ends a kernel whose page has been gone for `cull_idle_timeout`, even one that is busy: nobody waits for it."""
-        if self._kernel_connections.get(kernel_id, 0) > 0:
+        """Ends a kernel whose page has been gone for `cull_idle_timeout`, even one that is busy: nobody waits for it.
+
+        A page that is being made is not gone. If its visitor leaves, the page's handler gives the kernel back.
+        """
+        if self._kernel_connections.get(kernel_id, 0) > 0 or kernel_id in self._in_making:
             return
-        if time.monotonic() - self._alone_since.get(kernel_id, 0.0) > self.cull_idle_timeout:
+        since = self._alone_since.setdefault(kernel_id, time.monotonic())  # one that is starting is not known yet
+        if time.monotonic() - since > self.cull_idle_timeout:
             await self.give_back(kernel_id)
 
     async def give_back(self, kernel_id: str) -> None:

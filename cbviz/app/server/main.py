@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import os
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 from tornado import httputil, netutil
@@ -20,7 +21,9 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.web import Application, OutputTransform, RequestHandler, authenticated
 from traitlets import Integer, Unicode
+from voila import handler as voila_handler
 from voila.app import Voila
+from voila.notebook_renderer import NotebookRenderer
 from voila.tornado.handler import TornadoVoilaHandler
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
@@ -40,6 +43,7 @@ MOST_CONNECTIONS = 400
 HEARTBEAT = "<script>window.voila_heartbeat"
 """What Voilà writes into a page that takes long, so that no proxy gives it up: a script inside the page, which the policy forbids."""
 STILL_RUNNING = "<!-- still running -->\n"
+KERNEL_ENDED = "<p role=alert>The kernel behind this page ended while the page was being made. Reload the page to try again.</p>\n"
 POLICY = {
     "default-src": "'none'",
     "script-src": "'self' blob:",
@@ -56,6 +60,18 @@ POLICY = {
 Styles may stand in the page, because plotly, ipywidgets and Voilà write them there; pictures may be data, because plotly and the canvases make them."""
 
 
+class PageRenderer(NotebookRenderer):
+    """Makes a page. Says so in the page where that fails: Voilà would write a line into its log, and the browser would wait for ever."""
+
+    async def generate_content_generator(self, kernel_id: Any, kernel_future: Any) -> AsyncIterator[Any]:
+        try:
+            async for part in super().generate_content_generator(kernel_id, kernel_future):
+                yield part
+        except Exception:  # whatever the notebook, the kernel or the template raise
+            self.log.exception("A page could not be made.")
+            yield KERNEL_ENDED, None
+
+
 class PageHandler(TornadoVoilaHandler):
     """A page. Says in words when there is no room; ends its kernel if the visitor leaves before the page is there."""
 
@@ -66,11 +82,19 @@ class PageHandler(TornadoVoilaHandler):
 
     @authenticated
     async def get(self, path: str | None = None) -> None:
+        try:
+            await self._make(path)
+        finally:
+            if self.kernel_id is not None:
+                self.kernel_manager.page_is_made(self.kernel_id)
+
+    async def _make(self, path: str | None) -> None:
+        """Runs the notebook and sends the page, part by part."""
         async for part in self.get_generator(path=path):
             if self.left:
                 return
             if self.kernel_id is not None and self.kernel_id not in self.kernel_manager:
-                self.write("<p role=alert>The kernel behind this page ended while the page was being made. Reload the page to try again.</p>")
+                self.write(KERNEL_ENDED)
                 return
             self.write(STILL_RUNNING if part.startswith(HEARTBEAT) else part)
             self.flush()
@@ -244,6 +268,7 @@ class ExplorerServer(Voila):
         v.multi_kernel_manager_class = PageKernels
         v.http_header_envs = [*v.http_header_envs, BROWSER_HEADER]
         v.allow_template_override = "NO"
+        voila_handler.NotebookRenderer = PageRenderer
         self.kernel_websocket_connection_class = CheckedConnection
         os.environ["CBVIZ_ALONE"] = "1" if Guard(self.ip, self.port, public=self.public).alone else "0"
         if os.name == "posix" and len(self.connection_dir) <= MOST_SOCKET_FOLDER:
