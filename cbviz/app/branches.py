@@ -20,6 +20,7 @@ from cbviz.breakpoints import Breakpoint, Watch, on
 from cbviz.config import ConfigError
 from cbviz.session import Session
 from cbviz.trace import Cursor, Trace, load, runs
+from cbviz.trace.autosave import write_text
 
 MOST_ENGINES = 4
 """Live engines of a real model: each keeps a KV pool of its own."""
@@ -238,7 +239,7 @@ class Family:
         if len(members) < 2 and not stops and not watches and not path.exists():
             return
         with suppress(OSError):
-            kept.write_text(path, json.dumps({"shown": self.runs.get(shown, kept.MAIN), "members": members, "breakpoints": stops, "watches": watches}))
+            write_text(path, json.dumps({"shown": self.runs.get(shown, kept.MAIN), "members": members, "breakpoints": stops, "watches": watches}))
 
     def recall(self, shown: Shown, run: str, folder: Path) -> list[str]:
         """Undo a reload: names, branches (asleep), breakpoints and watches as they were written down in `folder`. `run`: the file of the shown branch.

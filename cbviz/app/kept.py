@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from cbviz.model import hub
+from cbviz.trace.autosave import write_text
 
 MAIN = "main"
 """The file of a run's first branch."""
@@ -120,19 +119,6 @@ def shown_branch(folder: Path) -> str:
     """The branch that the page of this run showed last."""
     branch = family(folder).get("shown", MAIN)
     return branch if isinstance(branch, str) and _BRANCH.fullmatch(branch) and branch_path(folder, branch).exists() else MAIN
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file; it appears complete or not at all. Raises OSError."""
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        os.replace(part, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(part)
-        raise
 
 
 # which run -----------------------------------------------------------------------------------------------

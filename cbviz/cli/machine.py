@@ -139,14 +139,16 @@ def calibrate(
             name = device_peaks.name_of(found)
             d = gauge.keep(device_peaks.measure(found, progress=tell), name, 0, fresh=fresh)
     kept = gauge.file_of(name)
+    read = gauge.load(name, None if name == gauge.cpu_name() else 0)
+    is_kept = read is not None and read.source == d.source  # else an older file stands there, or none
     if as_json:
-        print_json({**dataclasses.asdict(d), "file": str(kept) if kept.exists() else None})
+        print_json({**dataclasses.asdict(d), "file": str(kept) if is_kept else None})
         return
     print(d.name)
     print(f"memory bandwidth    {d.bandwidth_bytes_s / 1e9:>8,.1f} GB/s     measured")
     print(f"{'float32' if d.kind == 'cpu' else '16-bit'} arithmetic  {d.flops_s / 1e9:>8,.1f} GFLOP/s  measured")
     print(f"memory              {d.memory_bytes / 2**30:>8,.1f} GiB")
-    print(f"{d.source}\n{f'kept in {kept}' if kept.exists() else f'could not be kept in {kept}'}")
+    print(f"{d.source}\n{f'kept in {kept}' if is_kept else f'could not be kept in {kept}'}")
 
 
 @plain_errors

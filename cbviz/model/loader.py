@@ -126,15 +126,21 @@ def _named(w: Weights) -> Iterator[tuple[str, Matrix]]:
 
 def _converted(source: ModelSource) -> Path:
     """The folder of the converted copy, made if it is not there."""
-    root = hub.cache_dir() / "converted"
-    root.mkdir(exist_ok=True)
     stem = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in source.name)
-    folder = root / f"{stem}-{source.fingerprint()}-v{LAYOUT}"
-    if (folder / "model.json").exists():
-        if _is_whole(folder / _EXACT):
+    name = f"{stem}-{source.fingerprint()}-v{LAYOUT}"
+    kept = hub.cache_path() / "converted" / name
+    if _is_converted_copy(kept):
+        return kept
+    try:
+        root = hub.writable("converted")
+        folder = root / name
+        if folder != kept and _is_converted_copy(folder):
             return folder
         shutil.rmtree(folder, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
+        scratch = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
+    except OSError as e:
+        raise ModelError(f"{source.title} cannot be converted: neither the cache {kept.parent} nor a temporary folder can be written "
+                         f"({e.strerror or e}); set CBVIZ_CACHE to another folder") from e
     try:
         with hub.reading(source.path), ExitStack() as stack:
             config, tokenizer, eos, tensors = (_open_gguf if source.kind == "gguf" else _open_folder)(source.path, stack)
@@ -158,9 +164,19 @@ def _converted(source: ModelSource) -> Path:
     return folder
 
 
+def _is_converted_copy(folder: Path) -> bool:
+    """Whether `folder` holds a whole converted copy."""
+    return (folder / "model.json").exists() and _is_whole(folder / _EXACT)
+
+
 def _in_precision(folder: Path, precision: str) -> Path:
     """The file of these weights in another precision, made from the float32 one if it is not there or cut short."""
     path = folder / f"weights-{precision}.safetensors"
+    if _is_whole(path):
+        return path
+    home = hub.writable("converted") / folder.name  # elsewhere than `folder` if the cache can't be written
+    home.mkdir(exist_ok=True)
+    path = home / path.name
     if _is_whole(path):
         return path
     exact = _map(folder / _EXACT)
@@ -186,13 +202,13 @@ def _in_precision(folder: Path, precision: str) -> Path:
     tensors: list[tuple[str, Shape, str, Callable[[], Array]]] = [(name, tuple(t.shape), "F32", t.numpy) for name, t in exact.items() if not _is_converted(name, t)]
     for name, t in matrix:
         tensors += [(name, tuple(t.shape), "F16", partial(halves, t))] if precision == "fast" else both(name, t)
-    handle, part = tempfile.mkstemp(dir=folder, prefix="partial-")
+    handle, part = tempfile.mkstemp(dir=home, prefix="partial-")
     os.close(handle)
     try:
         _write_as(Path(part), tensors)
         os.replace(part, path)
     except OSError as e:
-        raise ModelError(f"the weights in precision {precision!r} could not be written into {folder}: {e.strerror or e}. Make room there, set CBVIZ_CACHE to another folder, "
+        raise ModelError(f"the weights in precision {precision!r} could not be written into {home}: {e.strerror or e}. Make room there, set CBVIZ_CACHE to another folder, "
                          "or precision to 'exact'.") from e
     finally:
         Path(part).unlink(missing_ok=True)

@@ -65,13 +65,13 @@ def find_compiler() -> str | None:
 
 def _built(compiler: str) -> Path:
     """The shared library's path; compiled if it is not there or not what was written. Raises OSError or SubprocessError."""
-    folder = hub.cache_dir() / "kernels"
-    folder.mkdir(parents=True, exist_ok=True)
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout.splitlines()[:1]
     key = hashlib.sha256(repr((SOURCE.read_bytes(), _FLAGS, _TUNES, version, platform.machine(), _processor())).encode()).hexdigest()[:24]
-    path, seal = folder / f"cpu-{key}.so", folder / f"cpu-{key}.sha256"
-    if _intact(path, seal):
-        return path
+    kept = hub.cache_path() / "kernels" / f"cpu-{key}.so"
+    if _intact(kept, kept.with_suffix(".sha256")):
+        return kept
+    folder = hub.writable("kernels")
+    path, seal = folder / kept.name, folder / f"cpu-{key}.sha256"
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as scratch:
         made = Path(scratch) / path.name
         for last, tune in enumerate(_TUNES, 1):

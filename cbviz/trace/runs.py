@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from cbviz.model import hub
@@ -17,16 +18,20 @@ KEEP = 20
 
 
 def folder() -> Path:
-    """The folder of autosaved runs, made if absent. Raises ModelError where the cache can't be written."""
-    path = hub.cache_dir() / "runs"
-    path.mkdir(exist_ok=True)
-    return path
+    """The folder of autosaved runs, which need not be there."""
+    return hub.cache_path() / "runs"
 
 
 def new_path(label: str) -> Path:
-    """A fresh name for a run; the oldest of these names beyond KEEP are removed to make room. `label` says what it is, for whoever lists the folder."""
+    """A fresh name for a run; the oldest of these names beyond KEEP are removed to make room. `label` says what it is, for whoever lists the folder.
+
+    Raises OSError or ModelError where there is no folder for it and none can be made.
+    """
+    hub.cache_dir()
+    folder().mkdir(exist_ok=True)
     for old in [path for path in recent() if path.name.startswith("run-")][KEEP - 1:]:
-        old.unlink(missing_ok=True)
+        with suppress(OSError):  # not ours to remove
+            old.unlink()
     base = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', label).strip('-')[:60] or 'run'}-{os.getpid()}"
     path, n = folder() / f"{base}.jsonl", 2
     while path.exists():

@@ -17,6 +17,7 @@ from cbviz.app import kept, writer
 from cbviz.app.opening import Settings
 from cbviz.session import Session
 from cbviz.trace import load, runs
+from cbviz.trace.autosave import write_text
 from tests.app.test_debugger import names, stepped
 from tests.app.test_player import FakePage, opened, saved
 
@@ -350,7 +351,7 @@ def test_a_restart_lets_its_old_run_go() -> None:
 def test_no_branch_of_a_family_file_leads_out_of_its_folder(tmp_path: Path) -> None:
     held = kept.create()
     for name in ("../secret", "/etc/passwd", "main/../../x", "", "b", "c1", None, 7):
-        kept.write_text(kept.family_path(held.folder), json.dumps({"shown": name, "members": [{"run": name, "name": "x", "parent": "", "at": 0}]}))
+        write_text(kept.family_path(held.folder), json.dumps({"shown": name, "members": [{"run": name, "name": "x", "parent": "", "at": 0}]}))
         assert kept.family(held.folder) == {}
         assert kept.shown_branch(held.folder) == kept.MAIN
     held.release()
