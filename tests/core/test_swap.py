@@ -109,9 +109,12 @@ def test_what_comes_back_is_no_hit_of_the_cache() -> None:
         for mode in ("recompute", "swap"):
             s = Session("preemption", runner="sim", preemption_mode=mode, enable_prefix_caching=caching, **tight)
             s.run()
-            hits[caching, mode] = metrics(s.trace)["prefix_hit_tokens"]
-    assert hits[False, "recompute"] == hits[False, "swap"] == 0
-    assert hits[True, "recompute"] == hits[True, "swap"] > 0
+            found = metrics(s.trace)
+            hits[caching, mode] = found["prefix_hit_tokens"], found["resumed_hit_tokens"]
+    assert hits[False, "recompute"] == hits[False, "swap"] == (0, 0)
+    assert hits[True, "recompute"] == hits[True, "swap"]
+    assert hits[True, "swap"][0] == 0  # the prompts share nothing: only those that come back find their own blocks
+    assert hits[True, "swap"][1] > 0
 
 
 def test_rewind_and_fork_while_somebody_is_away() -> None:

@@ -100,7 +100,7 @@ def ops_store(c: DecoderConfig) -> Any:
     ("hidden_act", "gelu", "hidden_act is 'gelu'"),
     ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "'yarn'"),
     ("num_attention_heads", 5, "multiple of num_kv_heads"),
-    ("num_hidden_layers", 0, "num_layers is 0"),
+    ("num_hidden_layers", 0, "num_hidden_layers is 0"),
 ])
 def test_what_is_not_built_is_refused_by_name(field: str, value: Any, said: str) -> None:
     good: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 8,
