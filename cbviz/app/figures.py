@@ -11,6 +11,7 @@ import gzip
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import uuid
 from collections.abc import Sequence
@@ -129,7 +130,12 @@ class _WhenPlotlyComes(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Have figures in this kernel drawn in nbconvert's pages too. Called when cbviz is imported in a kernel."""
+    """Have figures in this kernel drawn in nbconvert's pages too. Called when cbviz is imported in a kernel.
+
+    Not under Voilà: its pages draw the data themselves, forbid scripts in HTML, and wait for ever for the cell whose output is that large.
+    """
+    if os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):
+        return
     io = sys.modules.get("plotly.io")
     if io is not None:
         add_renderer(io)
