@@ -180,7 +180,8 @@ def _cache() -> Finding:
     found = f"{folder}, {used / 1e6:,.0f} MB used, {free / 1e9:,.1f} GB free"
     parts = [folder, *(folder / name for name in hub.FOLDERS)]
     if closed := [p for p in parts if p.exists() and not (p.is_dir() and os.access(p, os.W_OK))]:
-        return Finding("cache", "limited", found if closed == [folder] else f"{found}; no folder to write into: {', '.join(p.name for p in closed)}", UNWRITABLE, "set CBVIZ_CACHE to a folder of yours")
+        return Finding("cache", "limited", found if closed == [folder] else f"{found}; no folder to write into: {', '.join(p.name for p in closed)}",
+                    UNWRITABLE, "set CBVIZ_CACHE to a folder of yours")
     if free + used < NEEDED_DISK_BYTES:
         return Finding("cache", "limited", found, f"the real model takes {NEEDED_DISK_BYTES / 1e6:,.0f} MB", "make room, or set CBVIZ_CACHE to another folder")
     return Finding("cache", "ok", found)

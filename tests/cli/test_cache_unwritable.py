@@ -17,7 +17,6 @@ from cbviz.model import hub, loader, native
 from cbviz.trace import load, runs
 
 
-
 @pytest.fixture(params=["cannot be made", "cannot be written"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A path below a file, or a folder in which files stand where its folders belong (rights don't hold back an administrator)."""
