@@ -284,8 +284,9 @@ class Session:
 
     @property
     def _inputs_ahead(self) -> bool:
-        record = self._script.get(self.engine.step_count + 1)
-        return record is not None and bool(record.inputs)
+        """The run that this one repeats has inputs in a later step, so the idle steps before it are made too."""
+        now = self.engine.step_count
+        return any(record.inputs for step, record in self._script.items() if step > now)
 
     def _step(self) -> StepRecord | None:
         """One step of the engine and its place in the trace; both, or neither."""
@@ -297,7 +298,8 @@ class Session:
                 self._script.clear()  # it can't be repeated: from here on it is another run
                 raise
             self._redone = again.step
-        record = self.engine.step(again.measured_s if again is not None else None)
+        idle = again is not None and not self.engine.has_work and self._inputs_ahead
+        record = self.engine.step(again.measured_s if again is not None else None, idle=idle)
         if record is not None:
             self._keep(record)
             self._script.pop(record.step, None)

@@ -277,12 +277,13 @@ class Engine:
 
     # stepping -----------------------------------------------------------------------------------------------------------
 
-    def step(self, duration_s: float | None = None) -> StepRecord | None:
+    def step(self, duration_s: float | None = None, *, idle: bool = False) -> StepRecord | None:
         """One iteration. None if there is nothing to do. Raises what the policy or runner raised, with the state as before.
 
         `duration_s`: how long this step took in the run that is being repeated; under the measured clock it counts instead of this pass's own time.
+        `idle`: make the step even if there is nothing to do, as the run that is being repeated did.
         """
-        if not self.has_work:
+        if not (self.has_work or idle):
             return None
         with interrupts.held():
             return self._step(duration_s)

@@ -166,6 +166,12 @@ def test_a_run_goes_on_as_it_went_more(begin: Callable[[Drawn, random.Random, Pa
     try_one(begin, seed, folder)
 
 
+@pytest.mark.parametrize("seed", [469, 30399])
+def test_idle_steps_before_a_later_input_are_made_again(folder: Path, seed: int) -> None:
+    """The only request to come was removed, so nothing was left to do until the user added another."""
+    assert try_one(from_fork, seed, folder)
+
+
 @pytest.mark.parametrize("begin", BEGINNINGS)
 def test_most_drawn_runs_are_not_refused(begin: Callable[[Drawn, random.Random, Path], Session], folder: Path) -> None:
     assert sum(try_one(begin, seed, folder) for seed in range(10)) >= 3
