@@ -94,6 +94,7 @@ def test_runs_are_kept_and_the_newest_is_shown(cbviz: Call, cache: Path, monkeyp
     monkeypatch.setattr(runs, "KEEP", 3)
     assert "no run is kept" in cbviz("show").err
     explorer = runs.folder() / "private.jsonl"
+    explorer.parent.mkdir(parents=True, exist_ok=True)  # looking at what is kept makes no folder
     explorer.write_text("the explorer's")
     os.utime(explorer, (1, 1))
     for seats in range(2, 7):
