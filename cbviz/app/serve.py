@@ -55,6 +55,7 @@ def configure_voila(c: Any) -> None:
     c.MappingKernelManager.cull_connected = False
     check_messages(c)
     set_nodelay()
+    hear_replies()
     hand_out_xsrf_cookie()
 
 
@@ -97,6 +98,28 @@ def set_nodelay() -> None:
 
     setattr(Handler, "open", open)  # noqa: B010  # a method of another library's class, replaced knowingly
     setattr(Handler, "_cbviz_nodelay", True)  # noqa: B010
+
+
+def hear_replies() -> None:
+    """Looks for what has come after each message to a kernel. Without it a cell with an output widget (`interact`) can hang for ever.
+
+    While nbclient waits for a cell's reply, it sends the widget's outputs on the same socket. jupyter_client 8.10 sends past pyzmq's asyncio
+    socket. If the reply comes at that moment, the send takes away the one sign that something is there to be read, and nobody reads it.
+    """
+    import zmq
+    from jupyter_client.channels import AsyncZMQSocketChannel as Channel
+
+    if getattr(Channel, "_cbviz_hears", False):
+        return
+    before = Channel.send
+
+    def send(self: Any, msg: dict[str, Any]) -> None:
+        before(self, msg)
+        if self.socket is not None:
+            self.socket.get(zmq.EVENTS)  # asking an asyncio socket wakes whoever waits for it
+
+    setattr(Channel, "send", send)  # noqa: B010  # a method of another library's class, replaced knowingly
+    setattr(Channel, "_cbviz_hears", True)  # noqa: B010
 
 
 def notebooks() -> Path:
