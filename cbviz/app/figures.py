@@ -132,7 +132,7 @@ class _WhenPlotlyComes(importlib.abc.MetaPathFinder):
 def install() -> None:
     """Have figures in this kernel drawn in nbconvert's pages too. Called when cbviz is imported in a kernel.
 
-    Not under Voilà: its pages draw the data themselves, forbid scripts in HTML, and wait for ever for the cell whose output is that large.
+    Not under Voilà: its pages draw the data themselves, and forbid scripts in HTML.
     """
     if os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):
         return

@@ -24,7 +24,7 @@ HOMES = {
     "transformers": ("cbviz.bench",),
     "ray": ("cbviz.sweep",),
     "vllm": ("cbviz.interop", "cbviz.bench"),
-    "zmq": ("cbviz.interop", "cbviz.bench"),
+    "zmq": ("cbviz.app.serve", "cbviz.interop", "cbviz.bench"),
     "uvicorn": ("cbviz.interop", "cbviz.bench"),
     "starlette": ("cbviz.interop", "cbviz.bench"),
 }
