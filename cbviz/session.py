@@ -209,7 +209,7 @@ class Session:
     @property
     def done(self) -> bool:
         """Nothing is left to do (requests may still be added)."""
-        return (not self.engine.has_work and not self._inputs_ahead) or bool(self.engine.stuck)
+        return (not self.engine.has_work and not self._repeats) or bool(self.engine.stuck)
 
     def state(self) -> State:
         """What is drawn: the state at the cursor. Read only."""
@@ -283,10 +283,9 @@ class Session:
                 self.runner.profile_next = False
 
     @property
-    def _inputs_ahead(self) -> bool:
-        """The run that this one repeats has inputs in a later step, so the idle steps before it are made too."""
-        now = self.engine.step_count
-        return any(record.inputs for step, record in self._script.items() if step > now)
+    def _repeats(self) -> bool:
+        """The run that this one repeats has a next step, which is made even if nothing is left to do."""
+        return self.engine.step_count + 1 in self._script
 
     def _step(self) -> StepRecord | None:
         """One step of the engine and its place in the trace; both, or neither."""
@@ -298,8 +297,7 @@ class Session:
                 self._script.clear()  # it can't be repeated: from here on it is another run
                 raise
             self._redone = again.step
-        idle = again is not None and not self.engine.has_work and self._inputs_ahead
-        record = self.engine.step(again.measured_s if again is not None else None, idle=idle)
+        record = self.engine.step(again.measured_s if again is not None else None, idle=again is not None)
         if record is not None:
             self._keep(record)
             self._script.pop(record.step, None)

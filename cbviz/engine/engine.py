@@ -344,10 +344,10 @@ class Engine:
         return record
 
     def _note(self, record: StepRecord) -> None:
-        """Counts steps that brought nobody further. Steps without work before an arrival don't count: the run waits for it."""
+        """Counts the steps that brought nobody further although somebody ran. Follows from the record alone, so a replay counts the same."""
         if got_further(record):
             self._stalled = self._patience = 0
-        elif record.chunks or not self.num_pending:
+        elif record.chunks or record.gauges.num_running:
             self._stalled += 1
 
     def apply(self, record: StepRecord) -> None:
