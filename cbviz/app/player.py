@@ -31,6 +31,7 @@ from cbviz.app.wire import Wire, inside_message, metrics_message, why_message
 from cbviz.app.writer import COPY, Writer, read
 from cbviz.breakpoints import BreakpointError
 from cbviz.config import CONFIG_FIELDS, ConfigError
+from cbviz.engine import interrupts
 from cbviz.model import hub
 from cbviz.session import Session
 from cbviz.trace import Cursor, Trace
@@ -201,14 +202,15 @@ class Player:
         s = self.session
         if s is None or not self.attached.is_set() or self._sent - self._acked >= WINDOW:
             return
-        made = self._wire.message(*self.place(s))
-        if made is not None:
-            head, buffers = made
-            self._sent += 1
-            head["seq"] = self._sent
-            if head.get("reset"):
-                head["live"] = self._live
-            self.post(head, buffers)
+        with interrupts.held():  # a picture that is counted as sent is sent: the next one holds only what changes from it
+            made = self._wire.message(*self.place(s))
+            if made is not None:
+                head, buffers = made
+                self._sent += 1
+                head["seq"] = self._sent
+                if head.get("reset"):
+                    head["live"] = self._live
+                self.post(head, buffers)
         self._explain()
 
     def _explain(self) -> None:

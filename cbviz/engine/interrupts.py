@@ -2,13 +2,16 @@
 
 Python raises KeyboardInterrupt between any two bytecodes, so code that changes two things which belong together can be cut in half. Inside
 `held()` an interrupt waits until the outermost block ends, or until `let_in()` opens a place where it does no harm (the forward pass).
-A second interrupt while one waits is raised at once: whoever presses twice means it. Elsewhere than in the main thread Python delivers none.
+Code of the user that is called there (a policy, a runner) may never come back. So a second interrupt while one waits is raised at once in
+such code, whose errors undo the step. Our own code always comes back: there the second one waits too, and no change is cut in half.
+Elsewhere than in the main thread Python delivers none.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps: its wrappers make enums of handlers, which costs 40 times as much, twice a step
 import signal
+import sysconfig
 from collections.abc import Callable
 from threading import current_thread, main_thread
 from types import FrameType
@@ -16,6 +19,20 @@ from typing import Any
 
 SIGINT = int(signal.SIGINT)
 Handler = Callable[[int, FrameType | None], Any]
+
+_OURS = __name__.partition(".")[0]
+_LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def users_code_runs(frame: FrameType | None) -> bool:
+    """Whether the interrupted code is the user's, or a library that the user's code has called."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == _OURS:
+            return False
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+            return True
+        frame = frame.f_back
+    return True
 
 
 class _Waiting:
@@ -26,9 +43,11 @@ class _Waiting:
         self.one = False
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        if self.one:
+        if self.one and users_code_runs(frame):
+            self.one = False
             self.handler(number, frame)
-        self.one = True
+        else:
+            self.one = True
 
     def deliver(self) -> None:
         if self.one:

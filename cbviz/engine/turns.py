@@ -17,6 +17,16 @@ _POLL_S = 0.05
 """How often a waiting main thread looks for Ctrl-C."""
 
 
+def _call_each(calls: list[Callable[[], None]]) -> None:
+    """Calls one after the other, also if one of them raises or is interrupted; its error is raised at the end."""
+    for n, f in enumerate(calls, 1):
+        try:
+            f()
+        except BaseException:
+            _call_each(calls[n:])
+            raise
+
+
 class _Waiter:
     def __init__(self) -> None:
         self.thread = get_ident()
@@ -72,8 +82,7 @@ class Turn:
         try:
             block.__exit__()  # an interrupt that waited is raised here
         finally:
-            for f in calls:
-                f()
+            _call_each(calls)
 
     def _wait(self) -> None:
         with self._gate:

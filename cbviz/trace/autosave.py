@@ -53,10 +53,10 @@ class replacing:
         try:
             with interrupts.held():
                 self._file = self.part.open("xb")
+            return self._file
         except BaseException:
             self._drop()
             raise
-        return self._file
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         assert self._file is not None
@@ -67,6 +67,9 @@ class replacing:
                     os.replace(self.part, self.target)
         finally:
             self._drop()
+
+    def __del__(self) -> None:
+        self._drop()  # an interrupt before the block began or as it ended
 
     def _drop(self) -> None:
         if self._file is not None:

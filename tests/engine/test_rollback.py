@@ -309,6 +309,18 @@ def test_a_second_interrupt_is_raised_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_second_interrupt_waits_while_our_own_code_runs() -> None:
+    """Given two interrupts in a change, when both come in code of cbviz, which always ends, then the change is made whole and one interrupt is raised."""
+    inside = type(interrupts)("cbviz.inside")
+    exec(compile("import signal\ndef change():\n    signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n    done.append(1)\n", "inside", "exec"),
+         inside.__dict__)
+    inside.done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.held():
+        inside.change()
+    assert inside.done == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_interrupts_are_left_alone_elsewhere() -> None:
     """In another thread, and where somebody ignores them, nothing is changed."""
     seen: list[object] = []
