@@ -196,15 +196,22 @@ class Session:
     @property
     def request_ids(self) -> list[str]:
         """Ids of all requests ever added, those still to arrive included, and of the sequences forked from them."""
-        seen = dict.fromkeys(r.request_id for r in self.trace.state().by_index)
-        seen.update(dict.fromkeys(i["spec"].request_id for i in self.engine.inputs if i["op"] == "add"))
-        seen.update(dict.fromkeys(self.engine.pending_ids))
-        return list(seen)
+        return self._ids_and_forks()[0]
+
+    def _ids_and_forks(self) -> tuple[list[str], int]:
+        """All ids, and how many of them are forked sequences. Whole also while another thread makes a step, for which it does not wait."""
+        while True:
+            engine = self.engine
+            coming = engine.coming_ids  # before the trace, to which they move
+            state = self.trace.state()
+            if engine is self.engine:  # nobody went back meanwhile
+                return list(dict.fromkeys([*(r.request_id for r in state.by_index), *coming])), state.num_forked
 
     @property
     def num_requests(self) -> int:
         """All requests ever added, those still to arrive included; each counts once, whatever the number of its sequences."""
-        return len(self.request_ids) - self.trace.state().num_forked
+        ids, num_forked = self._ids_and_forks()
+        return len(ids) - num_forked
 
     @property
     def done(self) -> bool:
@@ -327,13 +334,16 @@ class Session:
                 self.engine.configure(**i["changes"])
 
     def _keep(self, record: StepRecord) -> None:
-        tokenizer = self.tokenizer
-        if tokenizer is not None:
-            record.texts = self._texts_of(record, tokenizer)
-        elif self._taped_texts:
-            record.texts = self._recorded_texts(record)
-        self.config = self.engine.config
-        self.trace.append(record)
+        try:
+            tokenizer = self.tokenizer
+            if tokenizer is not None:
+                record.texts = self._texts_of(record, tokenizer)
+            elif self._taped_texts:
+                record.texts = self._recorded_texts(record)
+        finally:  # the engine has made the step, so it is kept even if a runner's own tokenizer fails on its words
+            self.config = self.engine.config
+            self.trace.append(record)
+            self.engine.settle()
         if self.trace.wants_keyframe(record.step):
             self.trace.add_keyframe(Keyframe(record.step, self.engine.digest(), self.engine.snapshot(), DIGEST_FORM))
         self._note_autosave()

@@ -46,6 +46,12 @@ class Engine:
         """Requests still to arrive, the next one last; ties arrive in the order in which they were given."""
         self._done: list[dict[str, Any]] = []
         """Inputs that took effect at once, to stand in the next record before the others."""
+        self._under_way: list[dict[str, Any]] = []
+        """Inputs that the step under way has taken."""
+        self._arriving: tuple[list[_Pending], list[_Pending]] = [], []
+        """Requests that the step under way has taken from `_by_time` and `_by_step`."""
+        self._taken_back = 0
+        """How many steps failed."""
         self._known: set[str] = set()
         """All ids ever used, those of requests still to arrive included."""
         self._order = 0
@@ -78,7 +84,24 @@ class Engine:
     @property
     def pending_ids(self) -> list[str]:
         """Ids of the requests that have not arrived yet, in order of arrival."""
-        return [x[2].request_id for x in (*reversed(self._by_time), *reversed(self._by_step))]
+        return _ids(self._by_time[::-1], self._by_step[::-1])  # slices: another thread's step may take some away meanwhile
+
+    @property
+    def coming_ids(self) -> list[str]:
+        """Ids of the requests that stand in no kept record yet: added ones, those of the step under way, and those still to arrive. Any thread may ask."""
+        while True:
+            seen = self._taken_back
+            # A request moves from the first three to the next two, so none is missed in this order, unless a failed step moves it back meanwhile.
+            inputs, by_time, by_step = self.inputs[:], self._by_time[::-1], self._by_step[::-1]
+            taken, arriving = self._under_way[:], [x[:] for x in self._arriving]
+            if seen == self._taken_back:
+                ended = [i["request_id"] for i in taken if i["op"] == "abort" and i["request_id"] in self._known]  # it may not have arrived yet
+                added = [i["spec"].request_id for i in (*taken, *inputs) if i["op"] == "add"]
+                return list(dict.fromkeys([*ended, *added, *_ids(*arriving), *_ids(by_time, by_step)]))
+
+    def settle(self) -> None:
+        """The last step's record is kept: its requests are found there from here on."""
+        self._under_way, self._arriving = [], ([], [])
 
     @property
     def has_work(self) -> bool:
@@ -293,8 +316,9 @@ class Engine:
         if self._kv_stale or self._runner_was_elsewhere():
             with interrupts.let_in():
                 self.sync()
+        self.settle()
         before = (self.now_s, self.inputs, self._by_time, self._by_step)
-        self._arriving: tuple[list[_Pending], list[_Pending]] = [], []
+        lengths = len(self._by_time), len(self._by_step)
         begun: SchedulerOutput | None = None
         s.begin()
         try:
@@ -324,9 +348,15 @@ class Engine:
             written = _written_blocks(begun) if begun is not None else set()
             s.rollback()
             self.now_s, self.inputs, self._by_time, self._by_step = before
-            self._by_time += reversed(self._arriving[0])
-            self._by_step += reversed(self._arriving[1])
-            self._distrust(self.runner.damaged_blocks() | written)
+            for pending, arriving, length in zip(before[2:], self._arriving, lengths, strict=True):
+                pending += reversed(arriving[: length - len(pending)])
+            self._taken_back += 1
+            self.settle()
+            try:
+                self._distrust(self.runner.damaged_blocks() | written)
+            except BaseException:
+                self._kv_stale = self._kv_doubtful = True
+                raise
             raise
         inputs, self._done = self._done + inputs, []
         self.now_s = t1
@@ -403,7 +433,8 @@ class Engine:
         """
         s, step = self.scheduler, self.scheduler.step + 1
         t0 = self.now_s
-        inputs, self.inputs = self.inputs, []
+        inputs = self._under_way = self.inputs
+        self.inputs = []
         self._reconfigure([i["changes"] for i in inputs if i["op"] == "configure"])
         added = {i["spec"].request_id: i["spec"] for i in inputs if i["op"] == "add"}
         waits = s.has_unfinished and not self._idle
@@ -530,7 +561,12 @@ def _when(x: _Pending) -> tuple[float, int]:
 
 def _take_due(pending: list[_Pending], now: float, into: list[_Pending]) -> None:
     while pending and pending[-1][0] <= now:
-        into.append(pending.pop())
+        into.append(pending[-1])  # first in both lists, then in one: whoever looks meanwhile finds it
+        pending.pop()
+
+
+def _ids(*pending: list[_Pending]) -> list[str]:
+    return [x[2].request_id for some in pending for x in some]
 
 
 def _written_blocks(plan: SchedulerOutput) -> set[int]:
