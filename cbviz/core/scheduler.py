@@ -138,7 +138,8 @@ class Scheduler:
 
     def resize(self, num_blocks: int) -> None:
         """Another pool size, between steps. Raises ConfigError, with the figures, if what is under way does not fit."""
-        if beams := [beam.blocks_at_most(r.spec, self.config.replace(num_blocks=num_blocks)) for r in self.requests.values() if r.is_beam]:
+        new = self.config.replace(num_blocks=num_blocks)
+        if beams := [beam.blocks_at_most(r.spec, new) for r in self.requests.values() if r.is_beam]:
             if num_blocks - 1 < max(beams):
                 raise ConfigError(f"num_blocks is {num_blocks}, but the beams of a request may need {max(beams)} after step {self.step}: the least is {max(beams) + 1}")
         largest = max(self.requests.values(), key=lambda r: r.num_prompt_tokens + r.max_tokens, default=None)
@@ -156,7 +157,7 @@ class Scheduler:
             r.block_ids[:] = [to.get(b, b) for b in r.block_ids]
         self.journal.append(ev.Configured("num_blocks", str(self.config.num_blocks), str(num_blocks)))
         self.journal.append(ev.Resized(num_blocks, moved, dropped))
-        self.configure(self.config.replace(num_blocks=num_blocks))
+        self.configure(new)
 
     def add(self, spec: RequestSpec, now_s: float = 0.0, leaving: bool = False) -> Request | None:
         """Puts a request into the waiting queue; None if the queue is full. The caller has checked that it can be served at all.

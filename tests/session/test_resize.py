@@ -33,6 +33,15 @@ def least_pool(s: Session, at: int) -> int:
     return 2
 
 
+@pytest.mark.parametrize("size", [-1, 0, 1, 4_000_001])
+def test_a_pool_of_no_possible_size_is_refused_though_nobody_needs_a_block(size: int) -> None:
+    """Given a run before its first arrival, when it is forked with a pool that has no block to give out or too many, then the field and its limits are named."""
+    s = Session([cb.RequestSpec("late", (1, 2), 2, arrival_step=9)], runner="sim")
+    s.step(3)
+    with pytest.raises(ConfigError, match=r"num_blocks is -?\d+"):
+        s.fork(num_blocks=size)
+
+
 @pytest.mark.parametrize("discipline", DISCIPLINES)
 def test_another_pool_size_at_any_step(discipline: str, tmp_path: Path) -> None:
     rng = random.Random(discipline)
