@@ -96,7 +96,8 @@ class Player:
         self._credit = asyncio.Event()
         self.wanted: Cursor | None = None
         """Where the user went while a job was running: the job's end must not take the cursor away."""
-        self._jobs = 0
+        self._jobs: set[asyncio.Future[Any]] = set()
+        """What the worker does for somebody who waits. One that is done counts no more, even if an interrupt kept it here."""
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._explained: tuple[Any, ...] | None = None
@@ -277,15 +278,21 @@ class Player:
 
     async def work(self, f: Callable[[], Any]) -> Any:
         """Runs `f` in the worker; the cursor stays where the user put it meanwhile."""
-        self._jobs += 1
+        job = self.loop.run_in_executor(self._pool, f)
+        self._jobs.add(job)
         try:
-            return await self.loop.run_in_executor(self._pool, f)
+            return await job
         finally:
-            self._jobs -= 1
-            if self.wanted is not None and self.session is not None and not self._jobs:
+            self._jobs.discard(job)
+            if self.wanted is not None and self.session is not None and not self.busy:
                 at, self.wanted = self.wanted, None
                 with suppress(IndexError):  # a place that is not there any more
                     self.session.seek(at.step, at.event)
+
+    @property
+    def busy(self) -> bool:
+        """The worker does something for somebody who waits."""
+        return any(not job.done() for job in self._jobs)
 
     def progress(self, share: float, what: str) -> None:
         self.loop.call_soon_threadsafe(lambda: self.tell(loading=what, progress=share))
@@ -547,8 +554,8 @@ class Player:
         self.flush()
 
     def _move(self, s: Shown, at: Cursor) -> None:
-        if self._jobs:
-            self.wanted = at
+        self.wanted = at if self.busy else None
+        if self.wanted is not None:
             return
         with suppress(IndexError):  # somebody rewound it in this moment
             s.seek(*at)
@@ -702,7 +709,7 @@ class Player:
             return None
         s = self.session
         if s is not None:
-            self.tell(num_requests=s.num_requests if not self._jobs else self._live["num_requests"], banner=None if not isinstance(s, Recording) else self._live.get("banner"))
+            self.tell(num_requests=s.num_requests if not self.busy else self._live["num_requests"], banner=None if not isinstance(s, Recording) else self._live.get("banner"))
         return result
 
     async def _add(self, m: dict[str, Any]) -> None:
