@@ -37,6 +37,7 @@ setup: $(VENV)/.installed-dev
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
@@ -44,6 +45,7 @@ lint: $(VENV)/.installed-dev
 test: $(VENV)/.installed-dev
 	@$(BIN)/cbviz model pull
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadgroup) $(TEST_ARGS)
 

@@ -1,7 +1,8 @@
 """cbviz, a debugger for LLM serving: the public names, in one place.
 
-Owns the list of what a user types after `import cbviz as cb`, and nothing else. Every name is loaded from its home when it is
-first touched (PEP 562), so that `import cbviz` costs a few milliseconds and loads neither torch nor a widget.
+Owns the list of what a user types after `import cbviz as cb`, and nothing else. Every name is loaded from its
+home when it is first touched (PEP 562), so that `import cbviz` costs a few milliseconds and loads neither
+torch nor a widget.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import sys
 
 __version__ = "0.1.0"
 
-# Read by OpenMP when torch is loaded. On a machine that others use too, threads that spin while they wait make a step several times slower.
+# Read by OpenMP when torch is loaded. On a machine that others use too, threads that spin while they wait
+# make a step several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-TYPE_CHECKING = False  # as in `typing`, which `python -m cbviz` would take from the working folder: see __main__.py
+TYPE_CHECKING = (
+    False  # as in `typing`, which `python -m cbviz` would take from the working folder: see __main__.py
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -37,9 +41,33 @@ if TYPE_CHECKING:
     from cbviz.trace.why import why_block, why_chunk, why_missed, why_preempted, why_waiting
 
 __all__ = [
-    "ConfigError", "Cursor", "EngineConfig", "RequestError", "RequestSpec", "Sampling", "Session", "Trace", "__version__",
-    "align", "compare", "explain", "explorer", "export_html", "load", "metrics", "on", "policy", "proposer", "reservation", "views", "watch",
-    "why_block", "why_chunk", "why_missed", "why_preempted", "why_waiting",
+    "ConfigError",
+    "Cursor",
+    "EngineConfig",
+    "RequestError",
+    "RequestSpec",
+    "Sampling",
+    "Session",
+    "Trace",
+    "__version__",
+    "align",
+    "compare",
+    "explain",
+    "explorer",
+    "export_html",
+    "load",
+    "metrics",
+    "on",
+    "policy",
+    "proposer",
+    "reservation",
+    "views",
+    "watch",
+    "why_block",
+    "why_chunk",
+    "why_missed",
+    "why_preempted",
+    "why_waiting",
 ]
 
 _HOMES = {

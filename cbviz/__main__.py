@@ -1,7 +1,8 @@
 """`python -m cbviz` is `cbviz`.
 
-Python puts the working folder first on the import path then. It is taken away before anything else is imported, so that a `random.py` of
-the user's own, lying there, is never run. A cbviz that lies in the working folder itself (a checkout) stays on the path, at its end.
+Python puts the working folder first on the import path then. It is taken away before anything else is
+imported, so that a `random.py` of the user's own, lying there, is never run. A cbviz that lies in the working
+folder itself (a checkout) stays on the path, at its end.
 """
 
 import sys

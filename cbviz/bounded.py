@@ -33,32 +33,46 @@ def check_shape(tree: ast.AST) -> None:
         parts += len(level)
         depth += 1
         if parts > MOST_PARTS:
-            raise BudgetError(f"it has more than {MOST_PARTS} parts (names, numbers and operations); write a shorter one")
+            raise BudgetError(
+                f"it has more than {MOST_PARTS} parts (names, numbers and operations); write a shorter one"
+            )
         if depth > MOST_DEPTH:
             raise BudgetError(f"it is nested more than {MOST_DEPTH} deep; write a flatter one")
-        level = [child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, _SIGNS)]
+        level = [
+            child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, _SIGNS)
+        ]
 
 
 def limited(value: Any) -> Any:
     """Return `value`. Raise BudgetError if it is a whole number of more than MOST_BITS bits."""
     if isinstance(value, int) and (bits := value.bit_length()) > MOST_BITS:
-        raise BudgetError(f"a number in it has {bits:,} bits, the most is {MOST_BITS:,}; divide by something first")
+        raise BudgetError(
+            f"a number in it has {bits:,} bits, the most is {MOST_BITS:,}; divide by something first"
+        )
     return value
 
 
 def computed(operation: Callable[..., Any], *values: Any) -> Any:
-    """Return what the operation makes of the numbers, within the limit of size; None where it is undefined, as a division by zero is."""
+    """Return what the operation makes of the numbers, within the limit of size; None where it is undefined,
+    as a division by zero is.
+    """
     for value in values:
         limited(value)
     try:
         result = operation(*values)
-    except (ArithmeticError, ValueError):  # a division by zero, a result beyond the largest float, the nearest whole number of infinity
+    except (
+        ArithmeticError,
+        ValueError,
+    ):  # a division by zero, a result beyond the largest float, the nearest whole number of infinity
         return None
     return limited(result)
 
 
 def rounded(value: Any, places: Any) -> Any:
-    """Return `value` rounded to `places` places, None where that is undefined. Raise BudgetError for more places than MOST_PLACES."""
+    """Return `value` rounded to `places` places, None where that is undefined.
+
+    Raise BudgetError for more places than MOST_PLACES.
+    """
     try:
         count = int(limited(places))
     except BudgetError:

@@ -1,4 +1,6 @@
-"""What is wrong with settings, all of it at once: unknown fields, values out of their limits, names that nothing registers. Knows no session."""
+"""What is wrong with settings, all of it at once: unknown fields, values out of their limits, names that
+nothing registers. Knows no session.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _REGISTERED = {"policy": get_policy, "speculative": get_proposer, "modelled_devi
 
 
 def parsed(texts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values of fields that are written as text (other values are taken as they are), and a sentence for each that is wrong."""
+    """The values of fields that are written as text (other values are taken as they are), and a sentence for
+    each that is wrong.
+    """
     problems = name_problems(texts)
     values: dict[str, Any] = {}
     for name, given in texts.items():
@@ -34,7 +38,10 @@ def parsed(texts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def config_of(fields: Mapping[str, Any]) -> EngineConfig:
-    """The configuration with these fields. Raises ConfigError that says everything that is wrong with them."""
+    """The configuration with these fields.
+
+    Raises ConfigError that says everything that is wrong with them.
+    """
     problems = name_problems(fields)
     for name, value in fields.items():
         if name in CONFIG_FIELDS:

@@ -1,8 +1,8 @@
 """What a run is configured with: frozen, validated values, and the table of batching disciplines.
 
 Owns every default (one table: the fields of `EngineConfig`) and the meaning of each preset (`DISCIPLINES`).
-Knows nothing of requests, tensors or widgets. The field metadata (`help`, `min`, `max`, `choices`, `unit`) feeds
-the explorer's controls and the command line's messages, so that a limit is written down once.
+Knows nothing of requests, tensors or widgets. The field metadata (`help`, `min`, `max`, `choices`, `unit`)
+feeds the explorer's controls and the command line's messages, so that a limit is written down once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class ConfigError(ValueError):
 
 
 def clean_text(text: str) -> str:
-    """`text` with U+FFFD in place of each lone surrogate: half of a character, which no file and no tokenizer takes.
+    """`text` with U+FFFD in place of each lone surrogate: half of a character, which no file and no tokenizer
+    takes.
 
     >>> ascii(clean_text("hi \\ud83d there"))
     "'hi \\\\ufffd there'"
@@ -50,7 +51,10 @@ def shown(value: Any, most: int = 80) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Discipline:
-    """One way of forming batches. A mode is a row of this table; the difference of two rows explains two modes."""
+    """One way of forming batches.
+
+    A mode is a row of this table; the difference of two rows explains two modes.
+    """
 
     name: str
     title: str
@@ -59,18 +63,26 @@ class Discipline:
     source: str
     """Paper or engine the idea comes from."""
     admit_when: Literal["free-seat", "batch-empty"] = "free-seat"
-    """`batch-empty`: nothing is admitted until every request of the last batch has ended (static batching)."""
+    """`batch-empty`: nothing is admitted until every request of the last batch has ended (static batching).
+    """
     reserve: Literal["on-demand", "max-tokens", "guaranteed", "estimate"] = "on-demand"
-    """Which blocks a request takes at admission: those it needs now; all of prompt + max_tokens at once; none ahead, but it
-    is admitted only if everybody's prompt + max_tokens still fits (TensorRT-LLM); or only if everybody's rest fits when each is
-    expected to use a share of its max_tokens (SGLang's new-token ratio)."""
+    """Which blocks a request takes at admission: those it needs now; all of prompt + max_tokens at once; none
+    ahead, but it is admitted only if everybody's prompt + max_tokens still fits (TensorRT-LLM); or only if
+    everybody's rest fits when each is expected to use a share of its max_tokens (SGLang's new-token ratio).
+    """
     hold_seat: bool = False
     """A finished request keeps its seat until the whole batch has ended."""
     pad: bool = False
-    """Finished rows are really computed until the batch ends, and prompts are padded to the longest, as `generate()` does."""
+    """Finished rows are really computed until the batch ends, and prompts are padded to the longest, as
+    `generate()` does.
+    """
     mix: Literal["running-first", "decode-first", "prefill-first"] = "running-first"
-    """Order inside a step. `running-first`: running requests in queue order, then admissions (vLLM v1); `decode-first`: decodes,
-    then half-done prefills, then admissions (Sarathi); `prefill-first`: a step holds prefills or decodes, prefills win."""
+    """Order inside a step.
+
+    `running-first`: running requests in queue order, then admissions (vLLM v1); `decode-first`: decodes, then
+    half-done prefills, then admissions (Sarathi); `prefill-first`: a step holds prefills or decodes, prefills
+    win.
+    """
     chunked: bool = True
     """May a prompt be split over several steps?"""
     reserve_full_isl: bool = False
@@ -78,45 +90,141 @@ class Discipline:
     victim: str = "policy"
     """Who loses its blocks when the pool is full; a name of `core.policy.VICTIMS`."""
     when_full: Literal["preempt", "retract"] = "preempt"
-    """`preempt`: a running request that finds no block takes those of the victim, which goes back to its place in the order of arrival (vLLM,
-    TensorRT-LLM). `retract`: before a decode step, victims lose their blocks until all others can take that step; they go behind the queue (SGLang)."""
+    """`preempt`: a running request that finds no block takes those of the victim, which goes back to its
+    place in the order of arrival (vLLM, TensorRT-LLM). `retract`: before a decode step, victims lose their
+    blocks until all others can take that step; they go behind the queue (SGLang).
+    """
     admission_watermark: float = 0.0
     """Share of the pool that an admission leaves free."""
     trim_drafts: bool = True
-    """Drafts that max_tokens leaves no room for are not computed; vLLM computes them and throws the tokens away."""
+    """Drafts that max_tokens leaves no room for are not computed; vLLM computes them and throws the tokens
+    away.
+    """
     pad_drafts: bool = False
-    """While requests decode, one that is admitted with a single token to compute gets drafts that stand for nothing, so that all rows of the step
-    are alike and a recorded graph fits (vLLM)."""
+    """While requests decode, one that is admitted with a single token to compute gets drafts that stand for
+    nothing, so that all rows of the step are alike and a recorded graph fits (vLLM).
+    """
 
 
 _ARTICLE = "the article's StaticBatchingScheduler; FasterTransformer"
 DISCIPLINES: dict[str, Discipline] = {
     d.name: d
     for d in (
-        Discipline("static", "Static batches", "A batch is admitted when the last one is empty; a finished request leaves its seat idle until the batch ends.",
-                   _ARTICLE, admit_when="batch-empty", reserve="max-tokens", hold_seat=True, mix="prefill-first", chunked=False),
-        Discipline("static-padded", "Static, padded", "As static, and the idle rows are really computed: finished rows and padding run along, as generate() does it.",
-                   "transformers' generate(); the Orca paper, section 3", admit_when="batch-empty", reserve="max-tokens", hold_seat=True, pad=True,
-                   mix="prefill-first", chunked=False),
-        Discipline("orca", "Orca", "Requests join and leave at every iteration; all of prompt + max_tokens is reserved at admission.",
-                   "Orca, OSDI 2022", reserve="max-tokens", mix="running-first", chunked=False),
-        Discipline("paged", "Paged", "Blocks are taken on demand; a step is either prefill or decode, prefill first; the last comer is preempted when blocks run out.",
-                   "PagedAttention, SOSP 2023; vLLM 0.2", mix="prefill-first", chunked=False, admission_watermark=0.01),
-        Discipline("chunked", "Chunked prefill", "One token budget a step: decodes first, what is left goes to chunks of prompts.",
-                   "Sarathi-Serve, OSDI 2024", mix="decode-first"),
-        Discipline("vllm", "vLLM v1", "Step for step what vLLM's v1 scheduler does: running requests in order, then admissions, one budget.",
-                   "vLLM 0.32, v1/core/sched/scheduler.py", mix="running-first", reserve_full_isl=True, trim_drafts=False, pad_drafts=True),
-        Discipline("no-evict", "TensorRT-LLM no-evict",
-                   "A request is admitted only if everybody's prompt + max_tokens still fits, so nobody is ever preempted; blocks are taken on demand.",
-                   "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy GUARANTEED_NO_EVICT", reserve="guaranteed", mix="running-first", chunked=False),
-        Discipline("max-util", "TensorRT-LLM max-util",
-                   "Admits whoever's prompt fits right now, with nothing kept back for growth; when blocks run out the last started is paused and recomputed.",
-                   "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy MAX_UTILIZATION", mix="running-first", chunked=False, victim="last"),
-        Discipline("retract", "SGLang retract",
-                   "Admits by an estimate: each running request is expected to use a share of its max_tokens still open, a share that decays with every decode step and is "
-                   "taken anew from what was decoded when requests had to be retracted; prefill goes before decode.",
-                   "SGLang, managers/schedule_policy.py (PrefillAdder), schedule_batch.py (retract_decode), new_token_ratio", reserve="estimate", mix="prefill-first",
-                   victim="fewest-outputs", when_full="retract"),
+        Discipline(
+            "static",
+            "Static batches",
+            (
+                "A batch is admitted when the last one is empty; a finished request leaves its seat idle "
+                "until "
+                "the batch ends."
+            ),
+            _ARTICLE,
+            admit_when="batch-empty",
+            reserve="max-tokens",
+            hold_seat=True,
+            mix="prefill-first",
+            chunked=False,
+        ),
+        Discipline(
+            "static-padded",
+            "Static, padded",
+            (
+                "As static, and the idle rows are really computed: finished rows and padding run along, as "
+                "generate() does it."
+            ),
+            "transformers' generate(); the Orca paper, section 3",
+            admit_when="batch-empty",
+            reserve="max-tokens",
+            hold_seat=True,
+            pad=True,
+            mix="prefill-first",
+            chunked=False,
+        ),
+        Discipline(
+            "orca",
+            "Orca",
+            (
+                "Requests join and leave at every iteration; all of prompt + max_tokens is reserved at "
+                "admission."
+            ),
+            "Orca, OSDI 2022",
+            reserve="max-tokens",
+            mix="running-first",
+            chunked=False,
+        ),
+        Discipline(
+            "paged",
+            "Paged",
+            (
+                "Blocks are taken on demand; a step is either prefill or decode, prefill first; the last "
+                "comer "
+                "is preempted when blocks run out."
+            ),
+            "PagedAttention, SOSP 2023; vLLM 0.2",
+            mix="prefill-first",
+            chunked=False,
+            admission_watermark=0.01,
+        ),
+        Discipline(
+            "chunked",
+            "Chunked prefill",
+            "One token budget a step: decodes first, what is left goes to chunks of prompts.",
+            "Sarathi-Serve, OSDI 2024",
+            mix="decode-first",
+        ),
+        Discipline(
+            "vllm",
+            "vLLM v1",
+            (
+                "Step for step what vLLM's v1 scheduler does: running requests in order, then admissions, "
+                "one "
+                "budget."
+            ),
+            "vLLM 0.32, v1/core/sched/scheduler.py",
+            mix="running-first",
+            reserve_full_isl=True,
+            trim_drafts=False,
+            pad_drafts=True,
+        ),
+        Discipline(
+            "no-evict",
+            "TensorRT-LLM no-evict",
+            (
+                "A request is admitted only if everybody's prompt + max_tokens still fits, so nobody is ever "
+                "preempted; blocks are taken on demand."
+            ),
+            "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy GUARANTEED_NO_EVICT",
+            reserve="guaranteed",
+            mix="running-first",
+            chunked=False,
+        ),
+        Discipline(
+            "max-util",
+            "TensorRT-LLM max-util",
+            (
+                "Admits whoever's prompt fits right now, with nothing kept back for growth; when blocks run "
+                "out the last started is paused and recomputed."
+            ),
+            "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy MAX_UTILIZATION",
+            mix="running-first",
+            chunked=False,
+            victim="last",
+        ),
+        Discipline(
+            "retract",
+            "SGLang retract",
+            "Admits by an estimate: each running request is expected to use a share of its max_tokens "
+            "still open, a share that decays with every decode step and is "
+            "taken anew from what was decoded when requests had to be retracted; prefill goes before decode.",
+            (
+                "SGLang, managers/schedule_policy.py (PrefillAdder), schedule_batch.py (retract_decode), "
+                "new_token_ratio"
+            ),
+            reserve="estimate",
+            mix="prefill-first",
+            victim="fewest-outputs",
+            when_full="retract",
+        ),
     )
 }
 
@@ -125,7 +233,8 @@ DISCIPLINES: dict[str, Discipline] = {
 class ModelSpec:
     """The shape of a decoder, all that a cost model or a memory plan needs.
 
-    `attention` is `mha`, `gqa` or `mla`; for MLA `kv_lora_rank` and `qk_rope_head_dim` size the cache. For MoE `num_experts` > 0.
+    `attention` is `mha`, `gqa` or `mla`; for MLA `kv_lora_rank` and `qk_rope_head_dim` size the cache. For
+    MoE `num_experts` > 0.
     """
 
     name: str
@@ -156,7 +265,8 @@ class ModelSpec:
     """Parameters that one token passes through; 0: as `params`."""
     weight_bytes_per_param: float = 2.0
     expert_bytes_per_param: float = 0.0
-    """Bytes of a routed expert's parameter where it differs (MXFP4 experts); 0: as `weight_bytes_per_param`."""
+    """Bytes of a routed expert's parameter where it differs (MXFP4 experts); 0: as `weight_bytes_per_param`.
+    """
     kv_bytes_per_element: float = 2.0
     source: str = ""
 
@@ -181,72 +291,267 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16", "int8", "int4")
 
 
 def kv_bytes_per_element(kv_cache_dtype: str, head_dim: int) -> float:
-    """Bytes that one number of a key or value takes in the cache, what its token and head need beside the codes shared out: int8 a float16 scale, int4 a scale and a zero.
+    """Bytes that one number of a key or value takes in the cache, what its token and head need beside the
+    codes shared out: int8 a float16 scale, int4 a scale and a zero.
 
     >>> [kv_bytes_per_element(name, 64) for name in ("float32", "float16", "int8", "int4")]
     [4.0, 2.0, 1.03125, 0.5625]
     """
-    return {"float32": 4.0, "float16": 2.0, "int8": 1.0 + 2.0 / head_dim, "int4": 0.5 + 4.0 / head_dim}[kv_cache_dtype]
+    return {"float32": 4.0, "float16": 2.0, "int8": 1.0 + 2.0 / head_dim, "int4": 0.5 + 4.0 / head_dim}[
+        kv_cache_dtype
+    ]
 
 
-def knob(default: Any, help: str, *, min: float | None = None, max: float | None = None, choices: tuple[str, ...] | None = None, unit: str = "", live: bool = True) -> Any:
-    """A config field with the metadata that controls, messages and docs are made from. `live`: may change during a run."""
-    return field(default=default, metadata={"help": help, "min": min, "max": max, "choices": choices, "unit": unit, "live": live})
+def knob(
+    default: Any,
+    help: str,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    unit: str = "",
+    live: bool = True,
+) -> Any:
+    """A config field with the metadata that controls, messages and docs are made from.
+
+    `live`: may change during a run.
+    """
+    return field(
+        default=default,
+        metadata={"help": help, "min": min, "max": max, "choices": choices, "unit": unit, "live": live},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything that shapes a run. Frozen; a change makes a new one (`replace`) and is recorded as an input of its step."""
+    """Everything that shapes a run.
+
+    Frozen; a change makes a new one (`replace`) and is recorded as an input of its step.
+    """
 
     discipline: str = knob("chunked", "How batches are formed.", choices=tuple(DISCIPLINES))
     policy: str = knob("fcfs", "Who goes first, and who loses its blocks first.")
     max_num_seqs: int = knob(8, "Seats: requests that may run at once.", min=1, max=4096, unit="requests")
-    max_num_batched_tokens: int | None = knob(None, "Token budget of one step. Empty: 256 with chunked prefill, else max_model_len.", min=1, max=1_000_000, unit="tokens")
-    max_model_len: int | None = knob(None, "Longest prompt + output. Empty: what the model and the pool allow.", min=2, max=10_000_000, unit="tokens", live=False)
+    max_num_batched_tokens: int | None = knob(
+        None,
+        "Token budget of one step. Empty: 256 with chunked prefill, else max_model_len.",
+        min=1,
+        max=1_000_000,
+        unit="tokens",
+    )
+    max_model_len: int | None = knob(
+        None,
+        "Longest prompt + output. Empty: what the model and the pool allow.",
+        min=2,
+        max=10_000_000,
+        unit="tokens",
+        live=False,
+    )
     block_size: int = knob(16, "Tokens in one KV block.", min=1, max=1024, unit="tokens", live=False)
-    num_blocks: int = knob(256, "KV blocks in the pool; block 0 is vLLM's null block and is never given out.", min=2, max=4_000_000, unit="blocks", live=False)
+    num_blocks: int = knob(
+        256,
+        "KV blocks in the pool; block 0 is vLLM's null block and is never given out.",
+        min=2,
+        max=4_000_000,
+        unit="blocks",
+        live=False,
+    )
     enable_prefix_caching: bool = knob(True, "Full blocks are found again by their hash.", live=False)
-    enable_chunked_prefill: bool | None = knob(None, "Split prompts over steps. Empty: as the discipline says.")
-    long_prefill_token_threshold: int = knob(0, "Longest chunk of a prompt in one step; 0: no limit.", min=0, max=1_000_000, unit="tokens")
-    scheduler_reserve_full_isl: bool | None = knob(None, "Admit only if all known tokens fit now. Empty: as the discipline says.")
+    enable_chunked_prefill: bool | None = knob(
+        None, "Split prompts over steps. Empty: as the discipline says."
+    )
+    long_prefill_token_threshold: int = knob(
+        0, "Longest chunk of a prompt in one step; 0: no limit.", min=0, max=1_000_000, unit="tokens"
+    )
+    scheduler_reserve_full_isl: bool | None = knob(
+        None, "Admit only if all known tokens fit now. Empty: as the discipline says."
+    )
     watermark: float = knob(0.0, "Share of the pool that an admission must leave free.", min=0.0, max=0.9)
-    kv_cache_memory_bytes: int | None = knob(None, "Size of the KV pool in bytes: num_blocks follows from what a token takes. Empty: num_blocks says.",
-                                             min=1, max=10**13, unit="bytes", live=False)
-    kv_cache_dtype: str = knob("auto", "How keys and values are kept: auto as the precision says; in 32 or 16 bits; as 8- or 4-bit codes with a scale for each token and head.",
-                               choices=KV_CACHE_DTYPES, live=False)
-    sliding_window: int = knob(0, "Attention window; 0: the model's own if it has one, else full attention.", min=0, max=10_000_000, unit="tokens", live=False)
-    attention_sinks: int = knob(0, "First tokens that every query sees though they lie left of its window (StreamingLLM, arXiv 2309.17453). Needs a window.",
-                                min=0, max=10_000_000, unit="tokens", live=False)
-    preemption_mode: str = knob("recompute", "What a preempted request does with its KV: throw it away and compute it again, or wait on the host and be copied back.",
-                                choices=("recompute", "swap"))
-    swap_blocks: int = knob(256, "Host blocks for requests that are swapped out; where they run short a request is recomputed.", min=0, max=4_000_000, unit="blocks", live=False)
-    kv_allocation: str = knob("paged", "Where a request's KV lies: any free blocks, through a block table; or one run of blocks for prompt + max_tokens, as before paging.",
-                              choices=("paged", "contiguous"), live=False)
-    contiguous_fit: str = knob("first-fit", "Which run of free blocks a contiguous request gets: the first that is long enough, or the shortest.",
-                               choices=("first-fit", "best-fit"), live=False)
-    victim: str | None = knob(None, "Who is preempted when the pool is full. Empty: as the discipline and policy say.",
-                              choices=("policy", "last", "lowest-priority", "least-work-lost", "fewest-outputs"))
-    speculative: str = knob("off", "Speculative decoding: who proposes drafts for the model to check. off, ngram (repeats what stands in the prompt), self-draft (the first layers "
-                                   "of the model), draft-model (a second, smaller model), or a proposer of yours.")
-    num_speculative_tokens: int = knob(3, "Drafts proposed for a request in one step.", min=1, max=32, unit="tokens")
-    prompt_lookup_min: int = knob(2, "ngram: shortest run of last tokens that is looked for in the text so far.", min=1, max=64, unit="tokens")
-    prompt_lookup_max: int = knob(4, "ngram: longest run of last tokens that is looked for.", min=1, max=64, unit="tokens")
-    draft_layers: int = knob(0, "self-draft: layers that draft. 0: a third of them.", min=0, max=1000, unit="layers")
-    draft_model: str = knob("", "draft-model: a second model with the same vocabulary (name, folder or file).", live=False)
-    draft_acceptance: float = knob(0.7, "Simulated runs: chance that a draft is right, given that those before it were.", min=0.0, max=1.0)
-    timeout_s: float = knob(0.0, "A request still unfinished this long after its arrival is ended; 0: never.", min=0.0, max=1e9, unit="s")
-    shed_after_s: float = knob(0.0, "Load shedding: a request that has waited this long without ever running is dropped; 0: never.", min=0.0, max=1e9, unit="s")
-    max_waiting_requests: int = knob(0, "Queue limit: a request that arrives while this many wait is refused; 0: no limit.", min=0, max=10_000_000, unit="requests")
-    max_waiting_tokens: int = knob(0, "Queue limit: a request whose prompt would take the waiting ones over this is refused; 0: no limit.", min=0, max=1_000_000_000, unit="tokens")
-    degrade_above: float = knob(0.0, "Above this share of the pool in use, batch-class requests (priority > 0) go in static batches and let others pass; 0: off.", min=0.0, max=1.0)
-    clock: str | None = knob(None, "Where a step's duration comes from. Empty: measured for a real model, else modelled.", choices=("measured", "modelled"), live=False)
-    cost: str = knob("roofline", "Cost model of the modelled clock.", choices=("roofline", "article", "article-shared"), live=False)
+    kv_cache_memory_bytes: int | None = knob(
+        None,
+        "Size of the KV pool in bytes: num_blocks follows from what a token takes. Empty: num_blocks says.",
+        min=1,
+        max=10**13,
+        unit="bytes",
+        live=False,
+    )
+    kv_cache_dtype: str = knob(
+        "auto",
+        (
+            "How keys and values are kept: auto as the precision says; in 32 or 16 bits; as 8- or 4-bit "
+            "codes "
+            "with a scale for each token and head."
+        ),
+        choices=KV_CACHE_DTYPES,
+        live=False,
+    )
+    sliding_window: int = knob(
+        0,
+        "Attention window; 0: the model's own if it has one, else full attention.",
+        min=0,
+        max=10_000_000,
+        unit="tokens",
+        live=False,
+    )
+    attention_sinks: int = knob(
+        0,
+        (
+            "First tokens that every query sees though they lie left of its window (StreamingLLM, arXiv "
+            "2309.17453). Needs a window."
+        ),
+        min=0,
+        max=10_000_000,
+        unit="tokens",
+        live=False,
+    )
+    preemption_mode: str = knob(
+        "recompute",
+        (
+            "What a preempted request does with its KV: throw it away and compute it again, or wait on the "
+            "host and be copied back."
+        ),
+        choices=("recompute", "swap"),
+    )
+    swap_blocks: int = knob(
+        256,
+        "Host blocks for requests that are swapped out; where they run short a request is recomputed.",
+        min=0,
+        max=4_000_000,
+        unit="blocks",
+        live=False,
+    )
+    kv_allocation: str = knob(
+        "paged",
+        (
+            "Where a request's KV lies: any free blocks, through a block table; or one run of blocks for "
+            "prompt + max_tokens, as before paging."
+        ),
+        choices=("paged", "contiguous"),
+        live=False,
+    )
+    contiguous_fit: str = knob(
+        "first-fit",
+        "Which run of free blocks a contiguous request gets: the first that is long enough, or the shortest.",
+        choices=("first-fit", "best-fit"),
+        live=False,
+    )
+    victim: str | None = knob(
+        None,
+        "Who is preempted when the pool is full. Empty: as the discipline and policy say.",
+        choices=("policy", "last", "lowest-priority", "least-work-lost", "fewest-outputs"),
+    )
+    speculative: str = knob(
+        "off",
+        "Speculative decoding: who proposes drafts for the model to check. off, ngram (repeats what stands "
+        "in the prompt), self-draft (the first layers "
+        "of the model), draft-model (a second, smaller model), or a proposer of yours.",
+    )
+    num_speculative_tokens: int = knob(
+        3, "Drafts proposed for a request in one step.", min=1, max=32, unit="tokens"
+    )
+    prompt_lookup_min: int = knob(
+        2,
+        "ngram: shortest run of last tokens that is looked for in the text so far.",
+        min=1,
+        max=64,
+        unit="tokens",
+    )
+    prompt_lookup_max: int = knob(
+        4, "ngram: longest run of last tokens that is looked for.", min=1, max=64, unit="tokens"
+    )
+    draft_layers: int = knob(
+        0, "self-draft: layers that draft. 0: a third of them.", min=0, max=1000, unit="layers"
+    )
+    draft_model: str = knob(
+        "", "draft-model: a second model with the same vocabulary (name, folder or file).", live=False
+    )
+    draft_acceptance: float = knob(
+        0.7,
+        "Simulated runs: chance that a draft is right, given that those before it were.",
+        min=0.0,
+        max=1.0,
+    )
+    timeout_s: float = knob(
+        0.0,
+        "A request still unfinished this long after its arrival is ended; 0: never.",
+        min=0.0,
+        max=1e9,
+        unit="s",
+    )
+    shed_after_s: float = knob(
+        0.0,
+        "Load shedding: a request that has waited this long without ever running is dropped; 0: never.",
+        min=0.0,
+        max=1e9,
+        unit="s",
+    )
+    max_waiting_requests: int = knob(
+        0,
+        "Queue limit: a request that arrives while this many wait is refused; 0: no limit.",
+        min=0,
+        max=10_000_000,
+        unit="requests",
+    )
+    max_waiting_tokens: int = knob(
+        0,
+        "Queue limit: a request whose prompt would take the waiting ones over this is refused; 0: no limit.",
+        min=0,
+        max=1_000_000_000,
+        unit="tokens",
+    )
+    degrade_above: float = knob(
+        0.0,
+        (
+            "Above this share of the pool in use, batch-class requests (priority > 0) go in static batches "
+            "and "
+            "let others pass; 0: off."
+        ),
+        min=0.0,
+        max=1.0,
+    )
+    clock: str | None = knob(
+        None,
+        "Where a step's duration comes from. Empty: measured for a real model, else modelled.",
+        choices=("measured", "modelled"),
+        live=False,
+    )
+    cost: str = knob(
+        "roofline",
+        "Cost model of the modelled clock.",
+        choices=("roofline", "article", "article-shared"),
+        live=False,
+    )
     modelled_device: str = knob("NVIDIA H100 SXM", "Device whose time the modelled clock tells.", live=False)
-    precision: str = knob("fast", "Arithmetic of the real model: float32; weights and KV in 16 bits; weights in 8 bits.", choices=("exact", "fast", "int8"), live=False)
-    kernels: str = knob("auto", "Which operators the real model uses.", choices=("auto", "reference", "torch", "cpu", "triton"), live=False)
-    batch_invariant: bool = knob(False, "No bit of a request's logits may depend on batch-mates or on how its prompt is cut; refused where operators don't promise it.", live=False)
+    precision: str = knob(
+        "fast",
+        "Arithmetic of the real model: float32; weights and KV in 16 bits; weights in 8 bits.",
+        choices=("exact", "fast", "int8"),
+        live=False,
+    )
+    kernels: str = knob(
+        "auto",
+        "Which operators the real model uses.",
+        choices=("auto", "reference", "torch", "cpu", "triton"),
+        live=False,
+    )
+    batch_invariant: bool = knob(
+        False,
+        (
+            "No bit of a request's logits may depend on batch-mates or on how its prompt is cut; refused "
+            "where "
+            "operators don't promise it."
+        ),
+        live=False,
+    )
     device: str = knob("auto", "Where the real model runs: auto, cpu, cuda.", live=False)
-    enforce_eager: bool = knob(False, "On a GPU: every step launches its kernels one by one; decode steps are not replayed from CUDA graphs.", live=False)
+    enforce_eager: bool = knob(
+        False,
+        (
+            "On a GPU: every step launches its kernels one by one; decode steps are not replayed from CUDA "
+            "graphs."
+        ),
+        live=False,
+    )
     seed: int = knob(0, "Seed of sampling and of made-up tokens.", min=0, max=2**63 - 1, live=False)
 
     def __post_init__(self) -> None:
@@ -255,25 +560,53 @@ class EngineConfig:
             _check_field(f, value)
             if isinstance(value, str):
                 object.__setattr__(self, f.name, clean_text(value))
-        if self.max_num_batched_tokens is not None and self.max_model_len is not None and not self.chunked and self.max_num_batched_tokens < self.max_model_len:
-            raise ConfigError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, but discipline {self.discipline!r} without chunked prefill computes a whole prompt in one "
-                              f"step: it must be at least max_model_len, {self.max_model_len}. Raise it, lower max_model_len, or choose a chunked discipline.")
+        if (
+            self.max_num_batched_tokens is not None
+            and self.max_model_len is not None
+            and not self.chunked
+            and self.max_num_batched_tokens < self.max_model_len
+        ):
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, but discipline "
+                f"{self.discipline!r} without chunked prefill computes a whole prompt in one "
+                f"step: it must be at least max_model_len, {self.max_model_len}. Raise it, lower "
+                "max_model_len, or choose a chunked discipline."
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ConfigError(f"prompt_lookup_min is {self.prompt_lookup_min}, it may be at most prompt_lookup_max, {self.prompt_lookup_max}")
+            raise ConfigError(
+                f"prompt_lookup_min is {self.prompt_lookup_min}, it may be at most prompt_lookup_max, "
+                f"{self.prompt_lookup_max}"
+            )
         if self.speculative != "off" and self.rules.pad:
-            raise ConfigError(f"speculative is {self.speculative!r}, but discipline {self.discipline!r} keeps all rows in step, one token each, as generate() does; its assisted "
-                              "generation takes a single sequence. Choose another discipline, such as static, or set speculative to off.")
+            raise ConfigError(
+                f"speculative is {self.speculative!r}, but discipline {self.discipline!r} keeps all rows "
+                "in step, one token each, as generate() does; its assisted "
+                "generation takes a single sequence. Choose another discipline, such as static, or set "
+                "speculative to off."
+            )
         if self.speculative == "draft-model" and not self.draft_model:
-            raise ConfigError("speculative is 'draft-model', but draft_model is empty: name a model with the same vocabulary, or choose self-draft")
+            raise ConfigError(
+                "speculative is 'draft-model', but draft_model is empty: name a model with the same "
+                "vocabulary, or choose self-draft"
+            )
         if self.kv_allocation == "contiguous" and self.speculative != "off":
-            raise ConfigError(f"kv_allocation is 'contiguous' and speculative is {self.speculative!r}: drafts need slots beyond prompt + max_tokens, and a contiguous "
-                              "run can't grow. Set speculative to 'off' or kv_allocation to 'paged'.")
+            raise ConfigError(
+                f"kv_allocation is 'contiguous' and speculative is {self.speculative!r}: drafts need slots "
+                "beyond prompt + max_tokens, and a contiguous "
+                "run can't grow. Set speculative to 'off' or kv_allocation to 'paged'."
+            )
         if self.attention_sinks and self.preemption_mode == "swap":
-            raise ConfigError(f"attention_sinks is {self.attention_sinks} and preemption_mode is 'swap': a request is copied out and back as one run of blocks, and with sinks "
-                              "there are two. Set preemption_mode to 'recompute' or attention_sinks to 0.")
+            raise ConfigError(
+                f"attention_sinks is {self.attention_sinks} and preemption_mode is 'swap': a request is "
+                "copied out and back as one run of blocks, and with sinks "
+                "there are two. Set preemption_mode to 'recompute' or attention_sinks to 0."
+            )
         if self.kv_allocation == "contiguous" and self.sliding_window:
-            raise ConfigError(f"kv_allocation is 'contiguous' and sliding_window is {self.sliding_window}: a contiguous run is given back whole, no block of it can leave "
-                              "the window. Set sliding_window to 0 or kv_allocation to 'paged'.")
+            raise ConfigError(
+                f"kv_allocation is 'contiguous' and sliding_window is {self.sliding_window}: a contiguous "
+                "run is given back whole, no block of it can leave "
+                "the window. Set sliding_window to 0 or kv_allocation to 'paged'."
+            )
 
     @property
     def rules(self) -> Discipline:
@@ -292,17 +625,27 @@ class EngineConfig:
 
     @property
     def chunked(self) -> bool:
-        return DISCIPLINES[self.discipline].chunked if self.enable_chunked_prefill is None else self.enable_chunked_prefill
+        return (
+            DISCIPLINES[self.discipline].chunked
+            if self.enable_chunked_prefill is None
+            else self.enable_chunked_prefill
+        )
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Slots taken beyond a request's tokens of the step, into which a drafting model writes the KV of its drafts (vLLM's EAGLE and draft models)."""
+        """Slots taken beyond a request's tokens of the step, into which a drafting model writes the KV of its
+        drafts (vLLM's EAGLE and draft models).
+        """
         return self.num_speculative_tokens if self.speculative in ("self-draft", "draft-model") else 0
 
     @property
     def num_draft_slots(self) -> int:
         """Slots that a request may need beyond prompt + max_tokens because of drafts."""
-        return 0 if self.speculative == "off" else self.num_lookahead_tokens + (0 if self.rules.trim_drafts else self.num_speculative_tokens)
+        return (
+            0
+            if self.speculative == "off"
+            else self.num_lookahead_tokens + (0 if self.rules.trim_drafts else self.num_speculative_tokens)
+        )
 
     @property
     def num_usable_blocks(self) -> int:
@@ -314,58 +657,89 @@ class EngineConfig:
         return self.num_usable_blocks * self.block_size
 
     def blocks_that_fit(self, kv_bytes_per_token: float) -> int:
-        """num_blocks, or how many blocks kv_cache_memory_bytes holds where that is set (the null block among them). Raises ConfigError if fewer than two."""
+        """num_blocks, or how many blocks kv_cache_memory_bytes holds where that is set (the null block among
+        them). Raises ConfigError if fewer than two.
+        """
         if self.kv_cache_memory_bytes is None:
             return self.num_blocks
         block = kv_bytes_per_token * self.block_size
         if self.kv_cache_memory_bytes < 2 * block:
-            raise ConfigError(f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes:,}, the least is {math.ceil(2 * block):,}: two blocks of {self.block_size} tokens, "
-                              f"{kv_bytes_per_token:,.0f} bytes each token. Raise it, or lower block_size or kv_cache_dtype.")
+            raise ConfigError(
+                f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes:,}, the least is "
+                f"{math.ceil(2 * block):,}: two blocks of {self.block_size} tokens, "
+                f"{kv_bytes_per_token:,.0f} bytes each token. Raise it, or lower block_size or "
+                "kv_cache_dtype."
+            )
         return int(self.kv_cache_memory_bytes // block)
 
-    def resolve(self, model_context: int, *, kv_bytes_per_token: float = 0.0, window: int = 0) -> tuple[EngineConfig, list[str]]:
-        """Fills in what was left empty, for a model with `model_context` positions that keeps `kv_bytes_per_token`, and of which no layer sees beyond `window`
-        positions under this config (0: some layer sees all). Returns the full config and notes for the user."""
+    def resolve(
+        self, model_context: int, *, kv_bytes_per_token: float = 0.0, window: int = 0
+    ) -> tuple[EngineConfig, list[str]]:
+        """Fills in what was left empty, for a model with `model_context` positions that keeps
+        `kv_bytes_per_token`, and of which no layer sees beyond `window` positions under this config (0: some
+        layer sees all). Returns the full config and notes for the user.
+        """
         notes: list[str] = []
         if self.kv_cache_memory_bytes is not None:
             self = dataclasses.replace(self, num_blocks=self.blocks_that_fit(kv_bytes_per_token))
-            notes.append(f"num_blocks is {self.num_blocks}: what {self.kv_cache_memory_bytes:,} bytes hold at {kv_bytes_per_token:,.0f} bytes a token")
+            notes.append(
+                f"num_blocks is {self.num_blocks}: what {self.kv_cache_memory_bytes:,} bytes hold at "
+                f"{kv_bytes_per_token:,.0f} bytes a token"
+            )
         if window and window != self.sliding_window and self.kv_allocation == "paged":
             self = dataclasses.replace(self, sliding_window=window)
             notes.append(f"sliding_window is {window}: the model's own, no layer sees further")
         if self.attention_sinks and not (window or self.sliding_window):
-            raise ConfigError(f"attention_sinks is {self.attention_sinks}, but there is no window that every layer keeps to, and without one all see the first tokens anyway: "
-                              "set sliding_window, or attention_sinks to 0")
+            raise ConfigError(
+                f"attention_sinks is {self.attention_sinks}, but there is no window that every layer keeps "
+                "to, and without one all see the first tokens anyway: "
+                "set sliding_window, or attention_sinks to 0"
+            )
         limit = self.max_model_len
         if limit is None:
             limit = min(model_context, self.pool_tokens)
         elif limit > model_context:
-            raise ConfigError(f"max_model_len is {limit}, but the model has {model_context} positions. Lower it to {model_context} or choose another model.")
+            raise ConfigError(
+                f"max_model_len is {limit}, but the model has {model_context} positions. Lower it to "
+                f"{model_context} or choose another model."
+            )
         budget = self.max_num_batched_tokens
         if not self.chunked and (budget is None or budget < limit):
             if budget is not None:
-                notes.append(f"max_num_batched_tokens raised from {budget} to {limit}: {self.discipline} computes whole prompts")
+                notes.append(
+                    f"max_num_batched_tokens raised from {budget} to {limit}: {self.discipline} computes "
+                    "whole prompts"
+                )
             budget = limit
         elif budget is None:
             budget = 256
         if self.rules.pad and budget < self.max_num_seqs:
-            notes.append(f"max_num_batched_tokens raised from {budget} to {self.max_num_seqs}: {self.discipline} computes every row in each step, max_num_seqs of them")
+            notes.append(
+                f"max_num_batched_tokens raised from {budget} to {self.max_num_seqs}: {self.discipline} "
+                "computes every row in each step, max_num_seqs of them"
+            )
             budget = self.max_num_seqs
         caching = self.enable_prefix_caching
         if caching and self.kv_allocation == "contiguous":
             caching = False
             notes.append("enable_prefix_caching is off: with kv_allocation contiguous nobody shares blocks")
-        return dataclasses.replace(self, max_model_len=limit, max_num_batched_tokens=budget, enable_prefix_caching=caching), notes
+        return dataclasses.replace(
+            self, max_model_len=limit, max_num_batched_tokens=budget, enable_prefix_caching=caching
+        ), notes
 
     def replace(self, **changes: Any) -> EngineConfig:
-        """A changed copy; a `num_blocks` that is named counts, whatever bytes the pool was sized by. Raises ConfigError for an unknown field, naming the nearest known one."""
+        """A changed copy; a `num_blocks` that is named counts, whatever bytes the pool was sized by.
+
+        Raises ConfigError for an unknown field, naming the nearest known one.
+        """
         if "num_blocks" in changes and "kv_cache_memory_bytes" not in changes:
             changes = {**changes, "kv_cache_memory_bytes": None}
         return dataclasses.replace(self, **check_names(changes))
 
     def changed(self, **changes: Any) -> EngineConfig:
-        """As `replace`, for a resolved config: a budget that was not named is raised to max_model_len where a new discipline computes whole prompts,
-        and to max_num_seqs where it computes every row in each step."""
+        """As `replace`, for a resolved config: a budget that was not named is raised to max_model_len where a
+        new discipline computes whole prompts, and to max_num_seqs where it computes every row in each step.
+        """
         check_names(changes)
         if "max_num_batched_tokens" in changes:
             return self.replace(**changes)
@@ -384,18 +758,26 @@ class EngineConfig:
 
 
 def as_run(spec: ModelSpec, config: EngineConfig) -> ModelSpec:
-    """The model as a run under `config` has it: its KV of that type, the config's window laid over its own, sinks. Raises ConfigError.
+    """The model as a run under `config` has it: its KV of that type, the config's window laid over its own,
+    sinks. Raises ConfigError.
 
-    Where only some layers have a window of their own and the config's is larger, all are counted with the config's: a little too much.
+    Where only some layers have a window of their own and the config's is larger, all are counted with the
+    config's: a little too much.
     """
     changes: dict[str, Any] = {}
     if config.kv_cache_dtype != "auto":
         if spec.attention == "mla" and config.kv_cache_dtype.startswith("int"):
-            raise ConfigError(f"kv_cache_dtype is {config.kv_cache_dtype!r}, but {spec.name} has MLA, whose latent is not kept as codes: choose auto, float16 or float32")
+            raise ConfigError(
+                f"kv_cache_dtype is {config.kv_cache_dtype!r}, but {spec.name} has MLA, whose latent is "
+                "not kept as codes: choose auto, float16 or float32"
+            )
         changes["kv_bytes_per_element"] = kv_bytes_per_element(config.kv_cache_dtype, spec.head_dim)
     own = 0 if spec.num_global_layers else spec.sliding_window
     if config.sliding_window:
-        changes |= {"sliding_window": min(config.sliding_window, own or config.sliding_window), "num_global_layers": 0}
+        changes |= {
+            "sliding_window": min(config.sliding_window, own or config.sliding_window),
+            "num_global_layers": 0,
+        }
     if config.attention_sinks and (spec.sliding_window or config.sliding_window):
         changes["attention_sinks"] = config.attention_sinks
     return dataclasses.replace(spec, **changes) if changes else spec
@@ -405,13 +787,19 @@ CONFIG_FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclass
 
 
 def name_problems(names: Iterable[str], known: Iterable[str] | None = None, what: str = "field") -> list[str]:
-    """A sentence for each name that is not known, with the nearest one that is. `known`: by default the fields of EngineConfig."""
+    """A sentence for each name that is not known, with the nearest one that is.
+
+    `known`: by default the fields of EngineConfig.
+    """
     known = list(CONFIG_FIELDS if known is None else known)
     problems = []
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            problems.append(f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
+            problems.append(
+                f"unknown {what} {name!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}")
+            )
     return problems
 
 
@@ -428,7 +816,9 @@ def check_value(name: str, value: Any) -> None:
 
 
 def parse_value(name: str, text: str) -> Any:
-    """The value of field `name` written as `text` (command line, URL). Raises ConfigError naming the field and its type.
+    """The value of field `name` written as `text` (command line, URL).
+
+    Raises ConfigError naming the field and its type.
 
     >>> parse_value("max_num_seqs", "16"), parse_value("enable_prefix_caching", "off"), parse_value("max_model_len", "")
     (16, False, None)
@@ -467,7 +857,9 @@ def _check_field(f: dataclasses.Field[Any], value: Any) -> None:
         return
     if "int" in kind or "float" in kind:
         if isinstance(value, bool) or not isinstance(value, int if "int" in kind else (int, float)):
-            raise ConfigError(f"{f.name} must be {'a whole number' if 'int' in kind else 'a number'}, got {shown(value)}")
+            raise ConfigError(
+                f"{f.name} must be {'a whole number' if 'int' in kind else 'a number'}, got {shown(value)}"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{f.name} must be finite, got {shown(value)}")
         if meta["min"] is not None and value < meta["min"]:
@@ -479,4 +871,7 @@ def _check_field(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{f.name} must be text, got {shown(value)}")
     if meta["choices"] and value not in meta["choices"]:
         near = difflib.get_close_matches(value, meta["choices"], n=1)
-        raise ConfigError(f"{f.name} is {shown(value)}, it must be one of {', '.join(meta['choices'])}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        raise ConfigError(
+            f"{f.name} is {shown(value)}, it must be one of {', '.join(meta['choices'])}"
+            + (f" (did you mean {near[0]!r}?)" if near else "")
+        )

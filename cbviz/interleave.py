@@ -1,7 +1,9 @@
-"""Runs several sessions side by side in one process, whole steps in turn, and explains their times by steps and tokens.
+"""Runs several sessions side by side in one process, whole steps in turn, and explains their times by steps
+and tokens.
 
-Owns who steps next, the rounds and the fit. A slow moment of the machine then hits every session alike: all are equally far at any
-time, so the ratio of their times is one of the same minutes. Knows sessions and traces; no command line.
+Owns who steps next, the rounds and the fit. A slow moment of the machine then hits every session alike: all
+are equally far at any time, so the ratio of their times is one of the same minutes. Knows sessions and
+traces; no command line.
 """
 
 from __future__ import annotations
@@ -19,16 +21,25 @@ from cbviz.trace.trace import Trace
 
 MOST_ROUNDS = 3
 ROUNDS_WITHIN_S = 420.0
-"""Where the number of rounds is not given: at most so many, and none is begun that would not end within so many seconds."""
+"""Where the number of rounds is not given: at most so many, and none is begun that would not end within so
+many seconds.
+"""
 
 Rows = list[tuple[int, float]]
 """(tokens computed, seconds measured) of each step that computed something."""
 
 
-def run_interleaved(sessions: Sequence[Session], progress: Callable[[int, StepRecord], None] | None = None, stop: Callable[[], bool] = lambda: False) -> None:
-    """Runs all sessions to their end. The next step goes to the session with the fewest useful tokens computed so far, then the fewest steps.
+def run_interleaved(
+    sessions: Sequence[Session],
+    progress: Callable[[int, StepRecord], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Runs all sessions to their end.
 
-    `progress(i, record)` is called after each step of session i; `stop()` True ends the runs where they stand. Raises Stuck as `Session.run` does.
+    The next step goes to the session with the fewest useful tokens computed so far, then the fewest steps.
+
+    `progress(i, record)` is called after each step of session i; `stop()` True ends the runs where they
+    stand. Raises Stuck as `Session.run` does.
     """
     useful = [sum(r.tokens.useful for r in s.trace) for s in sessions]
     unfinished = [i for i, s in enumerate(sessions) if not s.done]
@@ -43,11 +54,17 @@ def run_interleaved(sessions: Sequence[Session], progress: Callable[[int, StepRe
                 progress(i, record)
 
 
-def run_rounds(sessions: Sequence[Session], rounds: int | None = None, progress: Callable[[int, StepRecord], None] | None = None,
-               stop: Callable[[], bool] = lambda: False) -> list[list[Trace]]:
-    """Runs the sessions interleaved, again and again from the start: `[round][session]` -> its trace. The sessions stand at the end of the last round.
+def run_rounds(
+    sessions: Sequence[Session],
+    rounds: int | None = None,
+    progress: Callable[[int, StepRecord], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[list[Trace]]:
+    """Runs the sessions interleaved, again and again from the start: `[round][session]` -> its trace. The
+    sessions stand at the end of the last round.
 
-    `rounds` None: one under the modelled clock, where a second is the same; else up to MOST_ROUNDS within ROUNDS_WITHIN_S.
+    `rounds` None: one under the modelled clock, where a second is the same; else up to MOST_ROUNDS within
+    ROUNDS_WITHIN_S.
     """
     measured = any(s.config.clock == "measured" for s in sessions)
     most = rounds or (MOST_ROUNDS if measured else 1)
@@ -57,26 +74,39 @@ def run_rounds(sessions: Sequence[Session], rounds: int | None = None, progress:
         run_interleaved(sessions, progress, stop)
         out.append([s.trace for s in sessions])
         spent = time.perf_counter() - begin
-        if len(out) >= most or stop() or (rounds is None and spent * (len(out) + 1) / len(out) > ROUNDS_WITHIN_S):
+        if (
+            len(out) >= most
+            or stop()
+            or (rounds is None and spent * (len(out) + 1) / len(out) > ROUNDS_WITHIN_S)
+        ):
             return out
         for s in sessions:
             s.reset()
 
 
 def warm_up(session: Session) -> None:
-    """Runs two steps of a small request on a session of the same model and throws them away: reading the weights for the first time is nobody's step."""
-    fields = session.config.replace(num_blocks=8, block_size=16, max_model_len=64, max_num_batched_tokens=64).to_dict()
+    """Runs two steps of a small request on a session of the same model and throws them away: reading the
+    weights for the first time is nobody's step.
+    """
+    fields = session.config.replace(
+        num_blocks=8, block_size=16, max_model_len=64, max_num_batched_tokens=64
+    ).to_dict()
     trial = Session(None, runner=session.runner_name, model=session.model, **fields)
     trial.add(list(range(1, 9)), max_tokens=2, ignore_eos=True)
     trial.run()
 
 
 def rows(rounds: Sequence[Trace]) -> Rows:
-    """The steps of one session over its rounds, each with its best time: other work can only slow a step down. Empty if nothing was measured.
+    """The steps of one session over its rounds, each with its best time: other work can only slow a step
+    down. Empty if nothing was measured.
 
-    Where a round took other steps (requests that arrive by the clock), the rounds can't be laid over one another, and the first one counts alone.
+    Where a round took other steps (requests that arrive by the clock), the rounds can't be laid over one
+    another, and the first one counts alone.
     """
-    kept = [[(r.tokens.total, r.measured_s) for r in t if r.measured_s is not None and r.tokens.total] for t in rounds]
+    kept = [
+        [(r.tokens.total, r.measured_s) for r in t if r.measured_s is not None and r.tokens.total]
+        for t in rounds
+    ]
     same = [steps for steps in kept if [n for n, _ in steps] == [n for n, _ in kept[0]]]
     return [(steps[0][0], min(s for _, s in steps)) for steps in zip(*same)]
 
@@ -104,16 +134,21 @@ def total_s(steps: Rows) -> float:
 
 
 def fit(runs: Iterable[Rows]) -> Fit | None:
-    """Cost of a step and of a token from the measured steps of all runs together. None if fewer than three steps were measured.
+    """Cost of a step and of a token from the measured steps of all runs together.
 
-    The fit does not know which run a step belongs to: that is what makes a ratio that it predicts a check of one that was measured.
-    A step weighs 1 / tokens: the time of one that computes a hundred tokens varies more than that of a decode, and a few prompts would
-    otherwise outvote hundreds of decodes.
+    None if fewer than three steps were measured.
+
+    The fit does not know which run a step belongs to: that is what makes a ratio that it predicts a check of
+    one that was measured. A step weighs 1 / tokens: the time of one that computes a hundred tokens varies
+    more than that of a decode, and a few prompts would otherwise outvote hundreds of decodes.
     """
     steps = [step for run in runs for step in run]
     if len(steps) < 3:
         return None
-    tokens, seconds = np.array([n for n, _ in steps], dtype=float), np.array([s for _, s in steps], dtype=float)
+    tokens, seconds = (
+        np.array([n for n, _ in steps], dtype=float),
+        np.array([s for _, s in steps], dtype=float),
+    )
     a = np.stack([np.ones_like(tokens), tokens], axis=1)
     weight = 1 / tokens
     found, *_ = np.linalg.lstsq(a * np.sqrt(weight)[:, None], seconds * np.sqrt(weight), rcond=None)

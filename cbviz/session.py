@@ -1,7 +1,10 @@
-"""A session: one live engine, its trace and a cursor. Plain Python; what a notebook, the explorer and the command line all call.
+"""A session: one live engine, its trace and a cursor.
 
-Owns the run (steps, inputs, rewind, forks), the cursor and change callbacks. Knows no widget: whoever draws asks `state()` and
-listens with `on_change`. A runner is found by name and imported only when asked for, so a simulated run loads no torch.
+Plain Python; what a notebook, the explorer and the command line all call.
+
+Owns the run (steps, inputs, rewind, forks), the cursor and change callbacks. Knows no widget: whoever draws
+asks `state()` and listens with `on_change`. A runner is found by name and imported only when asked for, so a
+simulated run loads no torch.
 """
 
 from __future__ import annotations
@@ -21,8 +24,29 @@ from cbviz import checks
 from cbviz import cost as costs
 from cbviz import events as ev
 from cbviz import workload as workloads
-from cbviz.breakpoints import Breakpoint, BreakpointError, Predicate, Stop, Watch, as_breakpoint, held, last_stop, next_stop, on, stop_of
-from cbviz.config import CONFIG_FIELDS, ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run, check_names, clean_text
+from cbviz.breakpoints import (
+    Breakpoint,
+    BreakpointError,
+    Predicate,
+    Stop,
+    Watch,
+    as_breakpoint,
+    held,
+    last_stop,
+    next_stop,
+    on,
+    stop_of,
+)
+from cbviz.config import (
+    CONFIG_FIELDS,
+    ConfigError,
+    DeviceSpec,
+    EngineConfig,
+    ModelSpec,
+    as_run,
+    check_names,
+    clean_text,
+)
 from cbviz.core.replay import ReplayError
 from cbviz.core.scheduler import DIGEST_FORM
 from cbviz.cost import calibrate, devices, models
@@ -51,11 +75,12 @@ class Stuck(RuntimeError):
 class Session:
     """Steps a real engine one iteration at a time and keeps everything it did.
 
-    `workload`: a preset's name, a file of requests, a list of RequestSpec, or None for an empty start. `runner`: `torch` (a real
-    model), `sim` (made-up tokens, modelled time), or a Runner. `model`: what the runner runs (for `sim`: whose shape is priced).
-    `autosave`: a file that the steps are written to as they are made, at most `autosave_bytes` of it (see `autosave`).
-    Other keywords are fields of EngineConfig. Any thread may call any method: what changes the run waits for the step under way.
-    Raises ConfigError, RequestError or ModelError with what to do.
+    `workload`: a preset's name, a file of requests, a list of RequestSpec, or None for an empty start.
+    `runner`: `torch` (a real model), `sim` (made-up tokens, modelled time), or a Runner. `model`: what the
+    runner runs (for `sim`: whose shape is priced). `autosave`: a file that the steps are written to as they
+    are made, at most `autosave_bytes` of it (see `autosave`). Other keywords are fields of EngineConfig. Any
+    thread may call any method: what changes the run waits for the step under way. Raises ConfigError,
+    RequestError or ModelError with what to do.
 
     >>> import cbviz as cb
     >>> s = cb.Session("article", runner="sim", discipline="static", max_num_seqs=4)
@@ -69,22 +94,40 @@ class Session:
     581
     """
 
-    def __init__(self, workload: str | Path | Sequence[RequestSpec] | None = "article", *, runner: str | Runner = "torch", model: str = "smollm2", seed: int = 0,
-                 autosave: str | Path | None = None, autosave_bytes: int | None = None, progress: Callable[..., None] | None = None,
-                 workload_params: dict[str, Any] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        workload: str | Path | Sequence[RequestSpec] | None = "article",
+        *,
+        runner: str | Runner = "torch",
+        model: str = "smollm2",
+        seed: int = 0,
+        autosave: str | Path | None = None,
+        autosave_bytes: int | None = None,
+        progress: Callable[..., None] | None = None,
+        workload_params: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
         asked = checks.config_of({"seed": seed, **config})
         self.model = clean_text(model) if isinstance(model, str) else model
-        self.runner_name = runner if isinstance(runner, str) else getattr(runner, "name", type(runner).__name__)
+        self.runner_name = (
+            runner if isinstance(runner, str) else getattr(runner, "name", type(runner).__name__)
+        )
         self.workload_params = dict(workload_params or {})
         # What can be known to be wrong is said before a model is loaded.
         if asked.clock == "measured" and (runner == "sim" or getattr(runner, "simulated", False)):
-            raise ConfigError(f"clock is 'measured', but runner {self.runner_name} computes nothing whose time could be measured: leave clock empty or 'modelled'")
+            raise ConfigError(
+                f"clock is 'measured', but runner {self.runner_name} computes nothing whose time could be "
+                "measured: leave clock empty or 'modelled'"
+            )
         if not isinstance(model, str):
             raise ConfigError(f"model must be a name or a path, got {model!r:.80}")
         if isinstance(workload, (str, Path)):
             workloads.check(workload, **self.workload_params)
         elif workload is not None and not isinstance(workload, Sequence):
-            raise ConfigError(f"workload is {workload!r:.80}, it must be a preset's name, a file, a list of RequestSpec, or None")
+            raise ConfigError(
+                f"workload is {workload!r:.80}, it must be a preset's name, a file, a list of RequestSpec, "
+                "or None"
+            )
         loaded: Any = None
         if runner == "torch":
             loaded = _load_model(model, asked.device, progress)
@@ -92,7 +135,10 @@ class Session:
         elif runner == "sim":
             spec = as_run(models.get(model), asked)
         elif isinstance(runner, str):
-            raise ConfigError(f"runner is {runner!r}, it must be one of {', '.join(RUNNERS[:2])} (a taped run: Session.from_tape)")
+            raise ConfigError(
+                f"runner is {runner!r}, it must be one of {', '.join(RUNNERS[:2])} (a taped run: "
+                "Session.from_tape)"
+            )
         elif not hasattr(runner, "execute"):
             raise ConfigError(f"runner must be {', '.join(RUNNERS[:2])} or a Runner, got {runner!r:.80}")
         else:
@@ -117,22 +163,40 @@ class Session:
             assert not isinstance(runner, str)
             self.runner = runner
         self._start_config, self._start_notes = self.config, list(self.notes)
-        self.workload_name = "" if workload is None else clean_text(str(workload)) if isinstance(workload, (str, Path)) else "requests"
+        self.workload_name = (
+            ""
+            if workload is None
+            else clean_text(str(workload))
+            if isinstance(workload, (str, Path))
+            else "requests"
+        )
         if isinstance(workload, (str, Path)):
             told: list[str] = []
-            specs = workloads.build(workload, seed=seed, model_vocab=spec.vocab_size, tokenizer=self.tokenizer, notes=told, **self.workload_params)
+            specs = workloads.build(
+                workload,
+                seed=seed,
+                model_vocab=spec.vocab_size,
+                tokenizer=self.tokenizer,
+                notes=told,
+                **self.workload_params,
+            )
             self.notes += told
             self._start_notes += told
         else:
             specs = list(workload or ())
             if strange := next((x for x in specs if not isinstance(x, RequestSpec)), None):
-                raise RequestError(f"a workload is a preset's name, a file, or a list of RequestSpec; the list holds {strange!r:.80}")
+                raise RequestError(
+                    "a workload is a preset's name, a file, or a list of RequestSpec; the list holds "
+                    f"{strange!r:.80}"
+                )
         self.workload: list[RequestSpec] = specs
         self.breakpoints: list[Breakpoint | Predicate] = []
         """Where `step`, `run` and `run_to` stop; see `break_on`. Plain predicates may be appended too."""
         self.watches: list[Watch] = []
         self.stopped_by: Stop | None = None
-        """Why the last `step`, `run`, `run_to` or `run_back` stopped where it did; None if no breakpoint held."""
+        """Why the last `step`, `run`, `run_to` or `run_back` stopped where it did; None if no breakpoint
+        held.
+        """
         self.name = "main"
         self.parent: Session | None = None
         self.branches: list[Session] = []
@@ -140,7 +204,8 @@ class Session:
         self.recomputed_blocks = 0
         """KV blocks that the last rewind or fork had to compute again."""
         self.turn = Turn()
-        """`with s.turn:` no other thread changes this run or its branches; whoever only looks does not wait."""
+        """`with s.turn:` no other thread changes this run or its branches; whoever only looks does not wait.
+        """
         self._redone = 0
         """The step whose inputs of the script were given already, though it was not made yet."""
         self._autosave_note = ""
@@ -153,40 +218,77 @@ class Session:
 
     @classmethod
     def from_tape(cls, trace: Trace, **changes: Any) -> Session:
-        """A what-if on recorded tokens: the requests, outputs and words of `trace` under another schedule. Needs no model; time is modelled."""
+        """A what-if on recorded tokens: the requests, outputs and words of `trace` under another schedule.
+
+        Needs no model; time is modelled.
+        """
         end = trace.state()
         runner = tape_runner(trace)
         tokens = runner.tokens
         limits = ("length",) if "max_model_len" in changes else ("length", "max_model_len")
-        specs = [_taped(s, [(len(tokens[i]), end.requests[i].finish_reason in limits) for i in sequence_ids(s)[: s.sampling.n]])
-                 for s in trace.specs.values() if tokens.get(s.request_id)]
+        specs = [
+            _taped(
+                s,
+                [
+                    (len(tokens[i]), end.requests[i].finish_reason in limits)
+                    for i in sequence_ids(s)[: s.sampling.n]
+                ],
+            )
+            for s in trace.specs.values()
+            if tokens.get(s.request_id)
+        ]
         if not specs:
             raise ConfigError("this trace holds no request with tokens: there is nothing to run again")
         first = EngineConfig(**{k: v for k, v in trace.header.config.items() if k in CONFIG_FIELDS})
-        s = cls(specs, runner=runner, model=trace.header.model or "smollm2", **first.changed(**{"clock": "modelled", **changes}).to_dict())
+        s = cls(
+            specs,
+            runner=runner,
+            model=trace.header.model or "smollm2",
+            **first.changed(**{"clock": "modelled", **changes}).to_dict(),
+        )
         s.workload_name = s.trace.header.workload = trace.header.workload or s.workload_name
         return s
 
     @classmethod
-    def from_trace(cls, trace: Trace, *, runner: str | Runner | None = None, progress: Callable[..., None] | None = None, autosave: str | Path | None = None) -> Session:
-        """A live session that stands where `trace` ends: its inputs, plans, tokens and times are applied again without asking the model,
-        then only the KV blocks still needed are computed. Raises ReplayError where a recorded step does not come out again."""
+    def from_trace(
+        cls,
+        trace: Trace,
+        *,
+        runner: str | Runner | None = None,
+        progress: Callable[..., None] | None = None,
+        autosave: str | Path | None = None,
+    ) -> Session:
+        """A live session that stands where `trace` ends: its inputs, plans, tokens and times are applied
+        again without asking the model, then only the KV blocks still needed are computed. Raises ReplayError
+        where a recorded step does not come out again.
+        """
         h = trace.header
         config = {k: v for k, v in h.config.items() if k in CONFIG_FIELDS and k != "seed"}
         workload = h.workload if _made_by_name(h.workload, h.runner) and not h.requests else list(h.requests)
         if runner is None:
             runner = _tape_of(trace) if h.runner == "tape" else h.runner
-        s = cls(workload, runner=runner, model=h.model, seed=h.config.get("seed", 0), progress=progress, workload_params=h.workload_params, **config)
+        s = cls(
+            workload,
+            runner=runner,
+            model=h.model,
+            seed=h.config.get("seed", 0),
+            progress=progress,
+            workload_params=h.workload_params,
+            **config,
+        )
         s.workload_name = h.workload
         s._adopt(trace, len(trace))
-        s._ask_again(h.inputs, {i["request_id"]: msgspec.convert(i["spec"], RequestSpec) for i in h.inputs if i["op"] == "add"})
+        s._ask_again(
+            h.inputs,
+            {i["request_id"]: msgspec.convert(i["spec"], RequestSpec) for i in h.inputs if i["op"] == "add"},
+        )
         s._set_prices()
         s.notes += [note for note in h.notes if note not in s.notes]
         if autosave is not None:
             s.autosave(autosave)
         return s
 
-    # what there is ------------------------------------------------------------------------------------------------------
+    # what there is ------------------------------------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Any:
@@ -195,21 +297,30 @@ class Session:
 
     @property
     def request_ids(self) -> list[str]:
-        """Ids of all requests ever added, those still to arrive included, and of the sequences forked from them."""
+        """Ids of all requests ever added, those still to arrive included, and of the sequences forked from
+        them.
+        """
         return self._ids_and_forks()[0]
 
     def _ids_and_forks(self) -> tuple[list[str], int]:
-        """All ids, and how many of them are forked sequences. Whole also while another thread makes a step, for which it does not wait."""
+        """All ids, and how many of them are forked sequences.
+
+        Whole also while another thread makes a step, for which it does not wait.
+        """
         while True:
             engine = self.engine
             coming = engine.coming_ids  # before the trace, to which they move
             state = self.trace.state()
             if engine is self.engine:  # nobody went back meanwhile
-                return list(dict.fromkeys([*(r.request_id for r in state.by_index), *coming])), state.num_forked
+                return list(
+                    dict.fromkeys([*(r.request_id for r in state.by_index), *coming])
+                ), state.num_forked
 
     @property
     def num_requests(self) -> int:
-        """All requests ever added, those still to arrive included; each counts once, whatever the number of its sequences."""
+        """All requests ever added, those still to arrive included; each counts once, whatever the number of
+        its sequences.
+        """
         ids, num_forked = self._ids_and_forks()
         return len(ids) - num_forked
 
@@ -233,11 +344,15 @@ class Session:
         return self.state().request(request_id)
 
     def outputs(self, request_id: str) -> list[list[int]]:
-        """The output token ids of all the request's sequences (`Sampling.n`) at the cursor, its own first; of beams (`Sampling.beam_width`) the best first. Raises KeyError."""
+        """The output token ids of all the request's sequences (`Sampling.n`) at the cursor, its own first; of
+        beams (`Sampling.beam_width`) the best first. Raises KeyError.
+        """
         return self.state().outputs(request_id)
 
     def scores(self, request_id: str) -> list[float]:
-        """Of a beam search (`Sampling.beam_width`), beside `outputs`, best first: log-probabilities, at the end with the length penalty. Empty for others."""
+        """Of a beam search (`Sampling.beam_width`), beside `outputs`, best first: log-probabilities, at the
+        end with the length penalty. Empty for others.
+        """
         return self.state().scores(request_id)
 
     def text(self, request_id: str) -> str:
@@ -250,7 +365,8 @@ class Session:
             return self.engine.digest()
 
     def on_change(self, f: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `f(what)` after each change, in the thread that made it, when others may change the run again. Returns a function that stops it.
+        """Calls `f(what)` after each change, in the thread that made it, when others may change the run
+        again. Returns a function that stops it.
 
         `what` is step, seek, reset, config, request, branch, breakpoints, watches, peaks or autosave.
         """
@@ -264,24 +380,31 @@ class Session:
         for f in list(self._listeners):
             f(what)
 
-    # running ------------------------------------------------------------------------------------------------------------
+    # running ------------------------------------------------------------------------------------------------
 
     def step(self, n: int = 1) -> StepRecord | None:
-        """Runs `n` iterations, fewer if a breakpoint stops it (`stopped_by`), and shows the last. None if nothing was left to do.
+        """Runs `n` iterations, fewer if a breakpoint stops it (`stopped_by`), and shows the last.
 
-        An error of the engine leaves it as it was before the step; a breakpoint that fails raises BreakpointError after the step.
+        None if nothing was left to do.
+
+        An error of the engine leaves it as it was before the step; a breakpoint that fails raises
+        BreakpointError after the step.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigError(f"n is {n!r}, it must be a whole number of steps, 1 or more")
         return self._go(None, n, None, stuck=False)
 
     def profile_step(self) -> StepRecord | None:
-        """One iteration whose pass is watched: the record's `profile` says which operators or kernels ran in it, and when. None if nothing was left to do.
+        """One iteration whose pass is watched: the record's `profile` says which operators or kernels ran in
+        it, and when. None if nothing was left to do.
 
         Raises ConfigError for a runner that computes nothing.
         """
         if not hasattr(self.runner, "profile_next"):
-            raise ConfigError(f"runner {self.runner_name} computes nothing that could be watched: profile a step of the real model (runner='torch')")
+            raise ConfigError(
+                f"runner {self.runner_name} computes nothing that could be watched: profile a step of the "
+                "real model (runner='torch')"
+            )
         with self.turn:
             self.runner.profile_next = True
             try:
@@ -340,12 +463,15 @@ class Session:
                 record.texts = self._texts_of(record, tokenizer)
             elif self._taped_texts:
                 record.texts = self._recorded_texts(record)
-        finally:  # the engine has made the step, so it is kept even if a runner's own tokenizer fails on its words
+        # the engine has made the step, so it is kept even if a runner's own tokenizer fails on its words
+        finally:
             self.config = self.engine.config
             self.trace.append(record)
             self.engine.settle()
         if self.trace.wants_keyframe(record.step):
-            self.trace.add_keyframe(Keyframe(record.step, self.engine.digest(), self.engine.snapshot(), DIGEST_FORM))
+            self.trace.add_keyframe(
+                Keyframe(record.step, self.engine.digest(), self.engine.snapshot(), DIGEST_FORM)
+            )
         self._note_autosave()
 
     def _note_autosave(self) -> None:
@@ -371,9 +497,13 @@ class Session:
                 before = self.trace.state().requests  # the record is not in the trace yet
                 for i, parent, t in zip(e.beam_ids, e.parents, e.token_ids, strict=True):
                     known = before.get(e.beam_ids[parent])
-                    texts[i] = _pieces(tokenizer, [*(known.output_token_ids if known is not None else ()), t])[-1:]
+                    texts[i] = _pieces(
+                        tokenizer, [*(known.output_token_ids if known is not None else ()), t]
+                    )[-1:]
             elif isinstance(e, ev.BeamsEnded):
-                texts.update((i, _pieces(tokenizer, ids, True)) for i, ids in zip(e.beam_ids, e.outputs, strict=True))
+                texts.update(
+                    (i, _pieces(tokenizer, ids, True)) for i, ids in zip(e.beam_ids, e.outputs, strict=True)
+                )
             elif isinstance(e, ev.Finished):
                 stream = self._streams.pop(e.request_id, None)
                 if stream is not None and (rest := stream.flush()) and texts.get(e.request_id):
@@ -382,7 +512,9 @@ class Session:
 
     @property
     def _taped_texts(self) -> dict[str, list[str]]:
-        """The words of a taped run's tokens, in the order of each request's outputs; empty for any other runner."""
+        """The words of a taped run's tokens, in the order of each request's outputs; empty for any other
+        runner.
+        """
         return getattr(self.runner, "texts", {})
 
     def _recorded_texts(self, record: StepRecord) -> dict[str, list[str]]:
@@ -395,14 +527,27 @@ class Session:
                 texts[e.request_id] = self._taped_texts.get(e.request_id, [])[done : done + len(e.token_ids)]
         return texts
 
-    def run(self, until: Predicate | None = None, max_steps: int | None = None, progress: Callable[[StepRecord], None] | None = None) -> StepRecord | None:
-        """Steps until `until(record, state)` holds (see `on`), a breakpoint does (`stopped_by` says which and why), `max_steps` are done, or nothing is left.
+    def run(
+        self,
+        until: Predicate | None = None,
+        max_steps: int | None = None,
+        progress: Callable[[StepRecord], None] | None = None,
+    ) -> StepRecord | None:
+        """Steps until `until(record, state)` holds (see `on`), a breakpoint does (`stopped_by` says which and
+        why), `max_steps` are done, or nothing is left.
 
-        Raises Stuck if requests wait that can never be admitted, and BreakpointError for a condition that fails: the step is done and kept by then.
+        Raises Stuck if requests wait that can never be admitted, and BreakpointError for a condition that
+        fails: the step is done and kept by then.
         """
         return self._go(until, max_steps, progress)
 
-    def _go(self, until: Predicate | None, max_steps: int | None, progress: Callable[[StepRecord], None] | None, stuck: bool = True) -> StepRecord | None:
+    def _go(
+        self,
+        until: Predicate | None,
+        max_steps: int | None,
+        progress: Callable[[StepRecord], None] | None,
+        stuck: bool = True,
+    ) -> StepRecord | None:
         self.stopped_by = None
         stops = self._enabled()
         wanted = None if until is None else as_breakpoint(until)
@@ -442,7 +587,13 @@ class Session:
                 self._changed("step")
         return record
 
-    def _stops_at(self, record: StepRecord, stops: list[Breakpoint], wanted: Breakpoint | None, before: dict[Breakpoint, bool]) -> bool:
+    def _stops_at(
+        self,
+        record: StepRecord,
+        stops: list[Breakpoint],
+        wanted: Breakpoint | None,
+        before: dict[Breakpoint, bool],
+    ) -> bool:
         state = self.trace.state()
         found = held(stops, record, state, before) if stops else []
         for b in found:
@@ -459,14 +610,30 @@ class Session:
                 self.breakpoints[i] = as_breakpoint(b)
         return [b for b in self.breakpoints if isinstance(b, Breakpoint) and b.enabled]
 
-    # breakpoints and watches --------------------------------------------------------------------------------------------
+    # breakpoints and watches --------------------------------------------------------------------------------
 
-    def break_on(self, event: str | Predicate | None = None, *, request: str | None = None, block: int | None = None, kv_above: float | None = None, when: str | None = None,
-                 name: str | None = None) -> Breakpoint:
-        """Sets a breakpoint (see `cbviz.on` for what it may be set on); its `enabled` switches it, `clear` removes it. Raises ConfigError, WatchError."""
-        b = event if isinstance(event, Breakpoint) else on(event, request=request, block=block, kv_above=kv_above, when=when, name=name)
+    def break_on(
+        self,
+        event: str | Predicate | None = None,
+        *,
+        request: str | None = None,
+        block: int | None = None,
+        kv_above: float | None = None,
+        when: str | None = None,
+        name: str | None = None,
+    ) -> Breakpoint:
+        """Sets a breakpoint (see `cbviz.on` for what it may be set on); its `enabled` switches it, `clear`
+        removes it. Raises ConfigError, WatchError.
+        """
+        b = (
+            event
+            if isinstance(event, Breakpoint)
+            else on(event, request=request, block=block, kv_above=kv_above, when=when, name=name)
+        )
         if b.when is not None:
-            b.when.value(self.trace, self.cursor)  # an expression that costs too much is refused now, not in the middle of a run
+            b.when.value(
+                self.trace, self.cursor
+            )  # an expression that costs too much is refused now, not in the middle of a run
         used = {x.name for x in self.breakpoints if isinstance(x, Breakpoint)}
         wish, n = b.name, 2
         while b.name in used:
@@ -484,7 +651,8 @@ class Session:
         self._changed("breakpoints")
 
     def run_back(self) -> Stop | None:
-        """Moves the cursor (only the cursor) back to the last step before it at which a breakpoint stops; without one it stays, and None is returned.
+        """Moves the cursor (only the cursor) back to the last step before it at which a breakpoint stops;
+        without one it stays, and None is returned.
 
         `Stop.cursor` is the moment inside the step. Raises BreakpointError.
         """
@@ -495,7 +663,10 @@ class Session:
         return self.stopped_by
 
     def run_on(self, progress: Callable[[StepRecord], None] | None = None) -> Stop | None:
-        """From the cursor to the next stop: over recorded steps first, then live. Returns why it stopped, None if the run came to its end. Raises as `run`."""
+        """From the cursor to the next stop: over recorded steps first, then live.
+
+        Returns why it stopped, None if the run came to its end. Raises as `run`.
+        """
         trace, at = self.here()
         self.stopped_by = next_stop(trace, self._enabled(), at.step)
         if self.stopped_by is not None:
@@ -507,7 +678,9 @@ class Session:
         return self.stopped_by
 
     def run_to(self, step: int) -> Stop | None:
-        """Shows step `step`: a recorded one by moving the cursor, a later one by running until it is there, a breakpoint stops it, or nothing is left."""
+        """Shows step `step`: a recorded one by moving the cursor, a later one by running until it is there, a
+        breakpoint stops it, or nothing is left.
+        """
         if step < 0:
             raise IndexError(f"step {step}: the first is 0, before anything happened")
         self.stopped_by = None
@@ -530,24 +703,39 @@ class Session:
         trace, at = self.here()
         return {w.name: w.value(trace, at) for w in self.watches}
 
-    def alone(self, request_id: str, step: int | None = None, *, progress: Callable[[float], None] = lambda share: None) -> AgainstAlone:
-        """Computes the request once more, alone and cut into the same chunks, and holds it against what was computed among others, bit for bit.
+    def alone(
+        self,
+        request_id: str,
+        step: int | None = None,
+        *,
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> AgainstAlone:
+        """Computes the request once more, alone and cut into the same chunks, and holds it against what was
+        computed among others, bit for bit.
 
-        `step`: the step to look into, operator by operator; left out: its last one up to the cursor. The run itself is not touched. Takes as long as the request takes
-        alone. Raises KeyError for an unknown request, ValueError for one that nothing was computed of, ConfigError where nothing is really computed.
+        `step`: the step to look into, operator by operator; left out: its last one up to the cursor. The run
+        itself is not touched. Takes as long as the request takes alone. Raises KeyError for an unknown
+        request, ValueError for one that nothing was computed of, ConfigError where nothing is really
+        computed.
         """
         if not hasattr(self.runner, "step_difference"):
-            raise ConfigError(f"runner {self.runner_name} computes no numbers that could differ: take the real model")
+            raise ConfigError(
+                f"runner {self.runner_name} computes no numbers that could differ: take the real model"
+            )
         with self.turn, interrupts.let_in():
             return self._alone(request_id, step, progress)
 
     def _alone(self, request_id: str, step: int | None, progress: Callable[[float], None]) -> AgainstAlone:
         runner: Any = self.runner
         told = alone.life(self.trace, request_id)
-        at = alone.last_step_of(self.trace, request_id, self.cursor.step if step is None else step) or next(s for s in told.origin if s)
+        at = alone.last_step_of(self.trace, request_id, self.cursor.step if step is None else step) or next(
+            s for s in told.origin if s
+        )
         r = self.trace.state().request(request_id)
         assert r.spec is not None
-        found = runner.alone(request_id, told.token_ids, told.cuts, r.spec.sampling, list(told.places), told.table, progress)
+        found = runner.alone(
+            request_id, told.token_ids, told.cuts, r.spec.sampling, list(told.places), told.table, progress
+        )
         end = sum(told.cuts[-1])
         parts, which, ids = alone.parts_of(self.trace, request_id, at)
         tokens = []
@@ -556,34 +744,88 @@ class Session:
             first = r.output_steps.index(made)
             said = (record.logprobs or {}).get(request_id) or []
             k = place - r.num_prompt_tokens
-            tokens.append(alone.TokenPair(place, made, r.output_token_ids[k], t.token_id, said[k - first] if k - first < len(said) else None, t.logprob, t.gap,
-                                          *(self._word(x) for x in (r.output_token_ids[k], t.token_id))))
+            tokens.append(
+                alone.TokenPair(
+                    place,
+                    made,
+                    r.output_token_ids[k],
+                    t.token_id,
+                    said[k - first] if k - first < len(said) else None,
+                    t.logprob,
+                    t.gap,
+                    *(self._word(x) for x in (r.output_token_ids[k], t.token_id)),
+                )
+            )
         gone = int(np.isnan(found.keys[0]).sum())
-        notes = [f"The cache no longer holds {gone} of its {found.keys.shape[1]} positions: they are not compared."] if gone else []
+        notes = (
+            [
+                (
+                    f"The cache no longer holds {gone} of its {found.keys.shape[1]} positions: they are not "
+                    "compared."
+                )
+            ]
+            if gone
+            else []
+        )
         if r.spec.sampling.beam_width > 1:
             notes.append("Its tokens were chosen among beams: what it would say alone is not asked.")
-        return alone.AgainstAlone(told, found.keys, found.values, found.ulps, tokens, at, [i for i in ids if i != request_id], runner.step_difference(parts, which),
-                                  runner.ops.about, runner.decoder.batch_invariant, notes)
+        return alone.AgainstAlone(
+            told,
+            found.keys,
+            found.values,
+            found.ulps,
+            tokens,
+            at,
+            [i for i in ids if i != request_id],
+            runner.step_difference(parts, which),
+            runner.ops.about,
+            runner.decoder.batch_invariant,
+            notes,
+        )
 
     def _word(self, token_id: int) -> str:
         return str(self.tokenizer.decode([token_id])) if self.tokenizer is not None else str(token_id)
 
-    # inputs -------------------------------------------------------------------------------------------------------------
+    # inputs -------------------------------------------------------------------------------------------------
 
-    def add(self, prompt: str | Sequence[int], *, max_tokens: int | None = None, chat: bool = False, priority: int = 0, ignore_eos: bool = False, sampling: Sampling | None = None,
-            deadline_s: float | None = None, request_id: str | None = None) -> str:
-        """A request that joins the next step. `prompt`: text (`chat`: put through the model's chat template) or token ids.
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        chat: bool = False,
+        priority: int = 0,
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        deadline_s: float | None = None,
+        request_id: str | None = None,
+    ) -> str:
+        """A request that joins the next step.
 
-        `max_tokens` None: 64, or what still fits. Returns the request's id. Raises RequestError naming the field and the limit.
+        `prompt`: text (`chat`: put through the model's chat template) or token ids.
+
+        `max_tokens` None: 64, or what still fits. Returns the request's id. Raises RequestError naming the
+        field and the limit.
         """
         with self.turn:
-            spec = self._asked(prompt, max_tokens, chat, priority, ignore_eos, sampling, deadline_s, request_id)
+            spec = self._asked(
+                prompt, max_tokens, chat, priority, ignore_eos, sampling, deadline_s, request_id
+            )
             self.engine.add(spec)
             self._changed("request")
         return spec.request_id
 
-    def _asked(self, prompt: str | Sequence[int], max_tokens: int | None, chat: bool, priority: int, ignore_eos: bool, sampling: Sampling | None, deadline_s: float | None,
-               request_id: str | None) -> RequestSpec:
+    def _asked(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None,
+        chat: bool,
+        priority: int,
+        ignore_eos: bool,
+        sampling: Sampling | None,
+        deadline_s: float | None,
+        request_id: str | None,
+    ) -> RequestSpec:
         """The request that `add` describes. Raises RequestError."""
         self._refuse_on_tape()
         text = clean_text(prompt) if isinstance(prompt, str) else None
@@ -605,12 +847,23 @@ class Session:
         sampling = Sampling() if sampling is None else sampling
         if ignore_eos and isinstance(sampling, Sampling):
             sampling = msgspec.structs.replace(sampling, ignore_eos=True)
-        return RequestSpec(request_id or self._next_id(), tuple(ids), max_tokens, arrival_s=self.engine.now_s, priority=priority, sampling=sampling, prompt=text,
-                           deadline_s=deadline_s)
+        return RequestSpec(
+            request_id or self._next_id(),
+            tuple(ids),
+            max_tokens,
+            arrival_s=self.engine.now_s,
+            priority=priority,
+            sampling=sampling,
+            prompt=text,
+            deadline_s=deadline_s,
+        )
 
     def _refuse_on_tape(self) -> None:
         if self.runner_name == "tape":
-            raise RequestError("a taped run has no model that could answer a prompt: its tokens were recorded. Take the real model or the simulator for prompts of your own")
+            raise RequestError(
+                "a taped run has no model that could answer a prompt: its tokens were recorded. Take the "
+                "real model or the simulator for prompts of your own"
+            )
 
     def _token_id(self, t: Any) -> int:
         if isinstance(t, bool) or not isinstance(t, int):
@@ -632,7 +885,10 @@ class Session:
         return f"r{n}"
 
     def abort(self, request_id: str) -> None:
-        """Ends a request just before the next step, in whatever state it is. Raises KeyError if there is none of that id."""
+        """Ends a request just before the next step, in whatever state it is.
+
+        Raises KeyError if there is none of that id.
+        """
         with self.turn:
             if request_id not in self.request_ids:
                 raise KeyError(f"no request {request_id!r}")
@@ -640,18 +896,26 @@ class Session:
             self._changed("request")
 
     def configure(self, **changes: Any) -> None:
-        """Changes knobs of the running engine; they hold from the next step's admission on. Raises ConfigError."""
+        """Changes knobs of the running engine; they hold from the next step's admission on.
+
+        Raises ConfigError.
+        """
         with self.turn:
             self.engine.configure(**changes)
             self._changed("config")
 
-    # time ---------------------------------------------------------------------------------------------------------------
+    # time ---------------------------------------------------------------------------------------------------
 
     def seek(self, step: int, event: int | None = None) -> None:
-        """Moves the cursor: only what is shown changes. `event`: stop inside step `step`, after its first events. Raises IndexError."""
+        """Moves the cursor: only what is shown changes.
+
+        `event`: stop inside step `step`, after its first events. Raises IndexError.
+        """
         at, trace = Cursor(step, event), self.trace
         if event is not None and not 0 <= event <= len(trace.record(step).events):
-            raise IndexError(f"event {event} is not in step {step}: it has events 0..{len(trace.record(step).events)}")
+            raise IndexError(
+                f"event {event} is not in step {step}: it has events 0..{len(trace.record(step).events)}"
+            )
         trace.state(at)
         self.cursor = at
         self._changed("seek")
@@ -661,7 +925,10 @@ class Session:
         self.seek(max(0, self.cursor.step - (0 if self.cursor.event is not None else 1)))
 
     def rewind(self, step: int) -> None:
-        """Makes the live engine what it was after `step` steps, and forgets what came later. Raises IndexError, ReplayError."""
+        """Makes the live engine what it was after `step` steps, and forgets what came later.
+
+        Raises IndexError, ReplayError.
+        """
         with self.turn:
             self._check_step(step)
             aside = self._aside()
@@ -674,7 +941,9 @@ class Session:
             raise IndexError(f"step {step} is not in this run: it has steps 0..{len(self.trace)}")
 
     def _aside(self) -> Session:
-        """A session that shares everything with this one but stands at the start: what is made of it changes nothing here until `_become`."""
+        """A session that shares everything with this one but stands at the start: what is made of it changes
+        nothing here until `_become`.
+        """
         aside: Session = object.__new__(Session)
         aside.__dict__.update(self.__dict__)
         aside.config, aside.notes, aside._listeners = self._start_config, list(self.notes), []
@@ -689,15 +958,26 @@ class Session:
         self._note_autosave()
         self._changed("reset")
 
-    def fork(self, at: int | None = None, *, name: str | None = None, add: Sequence[dict[str, Any]] = (), remove: Sequence[str] = (),
-             prompts: dict[str, str | Sequence[int]] | None = None, **changes: Any) -> Session:
-        """A branch from after step `at` (default: the cursor) with something changed. The parent goes on unchanged and shares its records.
+    def fork(
+        self,
+        at: int | None = None,
+        *,
+        name: str | None = None,
+        add: Sequence[dict[str, Any]] = (),
+        remove: Sequence[str] = (),
+        prompts: dict[str, str | Sequence[int]] | None = None,
+        **changes: Any,
+    ) -> Session:
+        """A branch from after step `at` (default: the cursor) with something changed.
 
-        `changes`: config fields; those that hold from the start (block size, prefix caching, ...) need `at=0`. Another `num_blocks` in the middle
-        moves the blocks that would lie beyond the end; another `modelled_device` or `cost` prices the branch's own steps. `add`: keywords of `Session.add`, one dict a
-        request, joining the branch's first step. `remove`: requests that are aborted then, or never arrive. `prompts`: other prompts for requests
-        that have not arrived by then. With no change at all the branch equals its parent to its last step. Raises ConfigError, RequestError,
-        IndexError, KeyError.
+        The parent goes on unchanged and shares its records.
+
+        `changes`: config fields; those that hold from the start (block size, prefix caching, ...) need
+        `at=0`. Another `num_blocks` in the middle moves the blocks that would lie beyond the end; another
+        `modelled_device` or `cost` prices the branch's own steps. `add`: keywords of `Session.add`, one dict
+        a request, joining the branch's first step. `remove`: requests that are aborted then, or never arrive.
+        `prompts`: other prompts for requests that have not arrived by then. With no change at all the branch
+        equals its parent to its last step. Raises ConfigError, RequestError, IndexError, KeyError.
         """
         with self.turn:
             step = self.here()[1].step if at is None else at
@@ -708,27 +988,52 @@ class Session:
             self._changed("branch")
         return new
 
-    def _fork(self, step: int, name: str | None, add: Sequence[dict[str, Any]], remove: Sequence[str], prompts: dict[str, str | Sequence[int]] | None,
-              changes: dict[str, Any]) -> Session:
+    def _fork(
+        self,
+        step: int,
+        name: str | None,
+        add: Sequence[dict[str, Any]],
+        remove: Sequence[str],
+        prompts: dict[str, str | Sequence[int]] | None,
+        changes: dict[str, Any],
+    ) -> Session:
         """The branch, of which this session does not know yet."""
         check_names(changes)
-        fixed = [f for f in changes if not CONFIG_FIELDS[f].metadata["live"] and f not in ("num_blocks", "modelled_device", "cost") and changes[f] != getattr(self.config, f)]
+        fixed = [
+            f
+            for f in changes
+            if not CONFIG_FIELDS[f].metadata["live"]
+            and f not in ("num_blocks", "modelled_device", "cost")
+            and changes[f] != getattr(self.config, f)
+        ]
         if fixed and step:
-            raise ConfigError(f"{', '.join(fixed)} can't change in the middle of a run: fork at step 0 with it")
+            raise ConfigError(
+                f"{', '.join(fixed)} can't change in the middle of a run: fork at step 0 with it"
+            )
         new: Session = object.__new__(Session)
         new.__dict__.update(self.__dict__)
         new._listeners, new.breakpoints, new.branches, new.stopped_by = [], [], [], None
         new.watches = list(self.watches)
         new.parent, new.forked_at = self, step
-        told = [f"{k}={v}" for k, v in changes.items()] + [f"+{len(add)} requests"] * bool(add) + [f"without {', '.join(remove)}"] * bool(remove)
+        told = (
+            [f"{k}={v}" for k, v in changes.items()]
+            + [f"+{len(add)} requests"] * bool(add)
+            + [f"without {', '.join(remove)}"] * bool(remove)
+        )
         told += [f"other prompt for {', '.join(prompts)}"] if prompts else []
         new.name = self._branch_name(clean_text(name or "") or ", ".join(told) or "fork")
         new.notes = []
         base = self._start_config
         if step == 0:
-            sized = {"num_blocks", "block_size", "kv_cache_memory_bytes"} | ({"kv_cache_dtype"} if base.kv_cache_memory_bytes else set())
+            sized = {"num_blocks", "block_size", "kv_cache_memory_bytes"} | (
+                {"kv_cache_dtype"} if base.kv_cache_memory_bytes else set()
+            )
             if sized & changes.keys() and "max_model_len" not in changes:
-                changes = {"max_model_len": None, "max_num_batched_tokens": base.max_num_batched_tokens if base.chunked else None, **changes}
+                changes = {
+                    "max_model_len": None,
+                    "max_num_batched_tokens": base.max_num_batched_tokens if base.chunked else None,
+                    **changes,
+                }
             base = base.changed(**changes)
             base, new.notes = _resolve(base, self._spec_under(base))
             new._start_notes = list(new.notes)
@@ -775,7 +1080,10 @@ class Session:
         if old is None:
             raise KeyError(f"no request {rid!r}")
         if rid not in self.engine.pending_ids:
-            raise RequestError(f"{rid} arrived at step {self.trace.state().request(rid).arrival_step}: fork before that step to give it another prompt")
+            raise RequestError(
+                f"{rid} arrived at step {self.trace.state().request(rid).arrival_step}: fork before that "
+                "step to give it another prompt"
+            )
         text = clean_text(prompt) if isinstance(prompt, str) else None
         ids = self._encode(text, False) if text is not None else [self._token_id(t) for t in prompt]
         spec = msgspec.structs.replace(old, prompt_token_ids=tuple(ids), prompt=text)
@@ -823,16 +1131,32 @@ class Session:
                 b.close()
             self.parent._changed("branch")
 
-    def _adopt(self, source: Trace, step: int, changes: dict[str, Any] | None = None, header: TraceHeader | None = None) -> None:
-        """Stands where `source` stood after `step` steps: from the nearest keyframe on the records are applied, then the KV that differs is computed."""
-        own = source.digests.get(frame) if (frame := max((k for k in source.digests if k <= step), default=0)) else None
+    def _adopt(
+        self,
+        source: Trace,
+        step: int,
+        changes: dict[str, Any] | None = None,
+        header: TraceHeader | None = None,
+    ) -> None:
+        """Stands where `source` stood after `step` steps: from the nearest keyframe on the records are
+        applied, then the KV that differs is computed.
+        """
+        own = (
+            source.digests.get(frame)
+            if (frame := max((k for k in source.digests if k <= step), default=0))
+            else None
+        )
         if own is not None:
             self.engine.restore(own.state, {**self._specs(), **source.specs}, sync=False)
         self._replay(source.records[frame:step], source.digests)
         changes = changes or {}
         if changes.get("num_blocks", self.engine.config.num_blocks) != self.engine.config.num_blocks:
             self.engine.resize(changes["num_blocks"])
-        price: dict[str, Any] = {f: changes[f] for f in ("modelled_device", "cost") if f in changes and changes[f] != getattr(self.engine.config, f)}
+        price: dict[str, Any] = {
+            f: changes[f]
+            for f in ("modelled_device", "cost")
+            if f in changes and changes[f] != getattr(self.engine.config, f)
+        }
         if price:
             self._price_anew(price, step)
         if header is not None:
@@ -857,20 +1181,31 @@ class Session:
             self._become(aside)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the trace (`.jsonl`, `.jsonl.gz`), and what was asked for since its last step. Raises OSError, and then leaves the file that was there."""
+        """Writes the trace (`.jsonl`, `.jsonl.gz`), and what was asked for since its last step.
+
+        Raises OSError, and then leaves the file that was there.
+        """
         trace, header, steps = self.trace_now()
         return trace.save(path, header, steps)
 
     def trace_now(self) -> tuple[Trace, TraceHeader, int]:
-        """The trace, its header with what was asked for since the last step, and its number of steps, all of one moment between two steps."""
+        """The trace, its header with what was asked for since the last step, and its number of steps, all of
+        one moment between two steps.
+        """
         with self.turn:
-            return self.trace, msgspec.structs.replace(self.trace.header, inputs=self.engine.asked()), len(self.trace)
+            return (
+                self.trace,
+                msgspec.structs.replace(self.trace.header, inputs=self.engine.asked()),
+                len(self.trace),
+            )
 
     def autosave(self, path: str | Path, limit_bytes: int | None = None) -> None:
-        """Writes the trace to `path` now and each step as it is made; a rewind shortens the file, a reset begins it anew.
+        """Writes the trace to `path` now and each step as it is made; a rewind shortens the file, a reset
+        begins it anew.
 
-        `limit_bytes`: the most bytes of the file (None: $CBVIZ_AUTOSAVE_BYTES, else 100 MB; 0: no limit). Raises nothing where the file can't be
-        written or has reached its limit: the run goes on, `notes` says why, and so does one warning.
+        `limit_bytes`: the most bytes of the file (None: $CBVIZ_AUTOSAVE_BYTES, else 100 MB; 0: no limit).
+        Raises nothing where the file can't be written or has reached its limit: the run goes on, `notes` says
+        why, and so does one warning.
         """
         with self.turn:
             self.trace.autosave(path, limit_bytes)
@@ -881,13 +1216,17 @@ class Session:
         with self.turn:
             self.trace.close()
 
-    # inside -------------------------------------------------------------------------------------------------------------
+    # inside -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.engine = Engine(self.config, self.runner, costs.make(self.config.cost, self.runner.spec, self._device))
+        self.engine = Engine(
+            self.config, self.runner, costs.make(self.config.cost, self.runner.spec, self._device)
+        )
         self.engine.enqueue(self.workload)
         self._script: dict[int, StepRecord] = {}
-        """For a branch that repeats its parent: the records whose inputs and times are still to be repeated, by step."""
+        """For a branch that repeats its parent: the records whose inputs and times are still to be repeated,
+        by step.
+        """
         self._redone = 0
         self._streams: dict[str, Any] = {}
         self._autosave_note = ""
@@ -895,26 +1234,43 @@ class Session:
         self.cursor = Cursor(0)
 
     def _pick_device(self) -> DeviceSpec:
-        """Whose peaks the steps are held against: this machine's measured ones under a measured clock, else the modelled device's."""
+        """Whose peaks the steps are held against: this machine's measured ones under a measured clock, else
+        the modelled device's.
+        """
         if self.config.clock == "measured":
             return self._peaks(fresh=False, again=False)
         return devices.get(self.config.modelled_device)
 
-    def _peaks(self, progress: Callable[[float, str], None] | None = None, *, fresh: bool, again: bool) -> DeviceSpec:
-        """Measured peaks of what the model runs on, kept ones unless `again`: the accelerator's where the runner has one, else this machine's processor's."""
+    def _peaks(
+        self, progress: Callable[[float, str], None] | None = None, *, fresh: bool, again: bool
+    ) -> DeviceSpec:
+        """Measured peaks of what the model runs on, kept ones unless `again`: the accelerator's where the
+        runner has one, else this machine's processor's.
+        """
         name = getattr(self.runner, "peaks_name", None)
         if name is None:
             return (None if again else calibrate.load()) or calibrate.measure(progress, fresh=fresh)
         assert not isinstance(self.runner, str)
-        return (None if again else calibrate.load(name, 0)) or calibrate.keep(self.runner.measure_peaks(progress), name, 0, fresh=fresh)  # type: ignore[attr-defined]
+        return (None if again else calibrate.load(name, 0)) or calibrate.keep(
+            self.runner.measure_peaks(progress),  # type: ignore[attr-defined]
+            name,
+            0,
+            fresh=fresh,
+        )
 
-    def calibrate(self, progress: Callable[[float, str], None] | None = None, *, fresh: bool = False) -> DeviceSpec:
-        """Measures the peaks again that utilisation is told against, and holds this run against them from here on (best so far; `fresh`: this measurement alone).
+    def calibrate(
+        self, progress: Callable[[float, str], None] | None = None, *, fresh: bool = False
+    ) -> DeviceSpec:
+        """Measures the peaks again that utilisation is told against, and holds this run against them from
+        here on (best so far; `fresh`: this measurement alone).
 
         Raises ConfigError under a modelled clock, whose device stands in a table.
         """
         if self.config.clock != "measured":
-            raise ConfigError(f"time is modelled here, for {self._device.name}: its peaks come from a table, there is nothing to measure")
+            raise ConfigError(
+                f"time is modelled here, for {self._device.name}: its peaks come from a table, there is "
+                "nothing to measure"
+            )
         with self.turn:
             with interrupts.let_in():
                 d = self._peaks(progress, fresh=fresh, again=True)
@@ -924,14 +1280,22 @@ class Session:
 
     def _price_anew(self, changes: dict[str, Any], step: int) -> None:
         if self.engine.config.clock == "measured":
-            raise ConfigError(f"{', '.join(changes)} has no effect on measured time: fork a run under the modelled clock with it")
+            raise ConfigError(
+                f"{', '.join(changes)} has no effect on measured time: fork a run under the modelled clock "
+                "with it"
+            )
         before = self._device.name
         self.engine.reprice(self.engine.config.replace(**changes))
         self._set_prices()
-        self.notes.append(f"steps 1..{step} were priced for {before}, the rest by {self.config.cost} for {self._device.name}")
+        self.notes.append(
+            f"steps 1..{step} were priced for {before}, the rest by {self.config.cost} for "
+            f"{self._device.name}"
+        )
 
     def _set_prices(self) -> None:
-        """The engine's cost model and the device whose peaks are shown follow its config (a branch may price its steps for another device)."""
+        """The engine's cost model and the device whose peaks are shown follow its config (a branch may price
+        its steps for another device).
+        """
         self.config = self.engine.config
         self._hold_against(self._pick_device())
 
@@ -939,7 +1303,12 @@ class Session:
         self._device = d
         self.engine.cost = costs.make(self.config.cost, self.runner.spec, d)
         h = self.trace.header
-        h.device, h.peak_bytes_s, h.peak_flops_s, h.peaks_measured = _device_name(d), d.bandwidth_bytes_s, d.flops_s, d.measured
+        h.device, h.peak_bytes_s, h.peak_flops_s, h.peaks_measured = (
+            _device_name(d),
+            d.bandwidth_bytes_s,
+            d.flops_s,
+            d.measured,
+        )
 
     def _header(self) -> TraceHeader:
         """Describes the run from its first step: the config is the start's."""
@@ -958,18 +1327,38 @@ class Session:
         made_by_name = _made_by_name(self.workload_name, self.runner_name)
         taped = self.runner_name == "tape"
         return TraceHeader(
-            capabilities=names, config=start.to_dict(), model=self.model, runner=self.runner_name, clock=start.clock or "modelled",
-            device=_device_name(d), created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            workload=self.workload_name, workload_params=self.workload_params, requests=[] if made_by_name else self.workload,
-            tape=getattr(self.runner, "tokens", {}) if taped else {}, tape_texts=self._taped_texts if taped else {},
-            block_size=start.block_size, num_blocks=start.num_blocks, peak_bytes_s=d.bandwidth_bytes_s, peak_flops_s=d.flops_s, peaks_measured=d.measured,
-            weight_bytes=full.params * spec.weight_bytes_per_param, kv_bytes_per_token=models.kv_bytes_per_token(spec), notes=list(self.notes), missing=missing)
+            capabilities=names,
+            config=start.to_dict(),
+            model=self.model,
+            runner=self.runner_name,
+            clock=start.clock or "modelled",
+            device=_device_name(d),
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            workload=self.workload_name,
+            workload_params=self.workload_params,
+            requests=[] if made_by_name else self.workload,
+            tape=getattr(self.runner, "tokens", {}) if taped else {},
+            tape_texts=self._taped_texts if taped else {},
+            block_size=start.block_size,
+            num_blocks=start.num_blocks,
+            peak_bytes_s=d.bandwidth_bytes_s,
+            peak_flops_s=d.flops_s,
+            peaks_measured=d.measured,
+            weight_bytes=full.params * spec.weight_bytes_per_param,
+            kv_bytes_per_token=models.kv_bytes_per_token(spec),
+            notes=list(self.notes),
+            missing=missing,
+        )
 
     def _specs(self) -> dict[str, RequestSpec]:
         return {**{s.request_id: s for s in self.workload}, **self.trace.specs}
 
     def _clone_runner(self, config: EngineConfig) -> Runner:
-        """A runner of the branch's own. One that we don't know how to make is shared: each branch then has it computed again what another has overwritten."""
+        """A runner of the branch's own.
+
+        One that we don't know how to make is shared: each branch then has it computed again what another has
+        overwritten.
+        """
         kind: Any = type(self.runner)
         if kind.__module__ == "cbviz.runners.torch_runner":
             return cast("Runner", kind(self.runner.model, config))  # type: ignore[attr-defined]
@@ -984,7 +1373,8 @@ class Session:
         return as_run(models.get(self.model), config) if self.runner_name == "sim" else self.runner.spec
 
     def _replay(self, records: Iterable[StepRecord], digests: dict[int, Keyframe] | None = None) -> None:
-        """Applies recorded steps to the engine from the records alone; the policy, the model and the clock are not asked. Leaves the KV to `_sync`.
+        """Applies recorded steps to the engine from the records alone; the policy, the model and the clock
+        are not asked. Leaves the KV to `_sync`.
 
         Digests are compared wherever the trace has one. Raises ReplayError.
         """
@@ -992,9 +1382,15 @@ class Session:
             self.engine.apply(record)
             frame = (digests or {}).get(record.step)
             if frame is not None and frame.form > DIGEST_FORM:
-                raise ReplayError(f"the digest after step {record.step} has form {frame.form}; this cbviz knows up to {DIGEST_FORM}: upgrade cbviz")
+                raise ReplayError(
+                    f"the digest after step {record.step} has form {frame.form}; this cbviz knows up to "
+                    f"{DIGEST_FORM}: upgrade cbviz"
+                )
             if frame is not None and frame.digest != self.engine.digest(frame.form):
-                raise ReplayError(f"the state after step {record.step} is not what it was when it was recorded: the trace comes from another version or was changed")
+                raise ReplayError(
+                    f"the state after step {record.step} is not what it was when it was recorded: the "
+                    "trace comes from another version or was changed"
+                )
         self.config = self.engine.config
 
     def _restream(self) -> None:
@@ -1020,7 +1416,19 @@ class Session:
             self.runner = self._clone_runner(config)
 
 
-_RUN = ("engine", "runner", "config", "notes", "trace", "cursor", "recomputed_blocks", "_device", "_script", "_redone", "_streams")
+_RUN = (
+    "engine",
+    "runner",
+    "config",
+    "notes",
+    "trace",
+    "cursor",
+    "recomputed_blocks",
+    "_device",
+    "_script",
+    "_redone",
+    "_streams",
+)
 """What a rewind and a reset replace."""
 
 
@@ -1040,13 +1448,19 @@ def _load_model(model: str, device: str, progress: Callable[..., None] | None) -
     key = (model, device)
     if key not in _LOADED:
         torch_runner.pick_device(device)
-        _LOADED[key] = loader.load(model, progress=progress)  # mapped; a runner on a card takes there what its precision needs
+        _LOADED[key] = loader.load(
+            model, progress=progress
+        )  # mapped; a runner on a card takes there what its precision needs
     return _LOADED[key]
 
 
 def _resolve(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, list[str]]:
     """`spec`: the model as `config` has it run."""
-    return config.resolve(spec.max_context, kv_bytes_per_token=models.kv_bytes_per_token(spec), window=0 if spec.num_global_layers else spec.sliding_window)
+    return config.resolve(
+        spec.max_context,
+        kv_bytes_per_token=models.kv_bytes_per_token(spec),
+        window=0 if spec.num_global_layers else spec.sliding_window,
+    )
 
 
 def _device_name(d: DeviceSpec) -> str:
@@ -1059,7 +1473,9 @@ def _made_by_name(workload: str, runner: str) -> bool:
 
 
 def _tape_of(trace: Trace) -> TapeRunner:
-    """The tape of a taped run: the one that its header holds, else (recorded by earlier versions) what the run itself has repeated of it."""
+    """The tape of a taped run: the one that its header holds, else (recorded by earlier versions) what the
+    run itself has repeated of it.
+    """
     h = trace.header
     if not h.tape:
         return tape_runner(trace)
@@ -1075,13 +1491,25 @@ def tape_runner(trace: Trace) -> TapeRunner:
 
     end = trace.state().by_index
     texts = {r.request_id: r.output_texts for r in end if len(r.output_texts) == len(r.output_token_ids)}
-    return TapeRunner(models.get(trace.header.model or "smollm2"), {r.request_id: r.output_token_ids for r in end}, {r.request_id: r.num_prompt_tokens for r in end}, texts=texts)
+    return TapeRunner(
+        models.get(trace.header.model or "smollm2"),
+        {r.request_id: r.output_token_ids for r in end},
+        {r.request_id: r.num_prompt_tokens for r in end},
+        texts=texts,
+    )
 
 
 def _taped(spec: RequestSpec, recorded: list[tuple[int, bool]]) -> RequestSpec:
-    """The request with its recorded output's length, of each sequence (length, did it end at a limit?); one that ended at a limit will meet that limit again."""
+    """The request with its recorded output's length, of each sequence (length, did it end at a limit?); one
+    that ended at a limit will meet that limit again.
+    """
     first, *others = [None if at_limit else n for n, at_limit in recorded]
-    return msgspec.structs.replace(spec, max_tokens=max(spec.max_tokens, *(n for n, _ in recorded)), output_len=first, output_lens=tuple(others))
+    return msgspec.structs.replace(
+        spec,
+        max_tokens=max(spec.max_tokens, *(n for n, _ in recorded)),
+        output_len=first,
+        output_lens=tuple(others),
+    )
 
 
 def _pieces(tokenizer: Any, token_ids: Sequence[int], ended: bool = False) -> list[str]:

@@ -1,7 +1,10 @@
-"""Files of text as people have them: plain, gzip or Zstandard, read as a stream, with limits. Knows no format.
+"""Files of text as people have them: plain, gzip or Zstandard, read as a stream, with limits.
 
-What a file is packed with is recognised by its first bytes, not by its name. A packed file may unpack to at most `MOST_UNPACKED` bytes, or to what
-the environment variable CBVIZ_MAX_UNPACKED_BYTES says: a few megabytes can hold gigabytes.
+Knows no format.
+
+What a file is packed with is recognised by its first bytes, not by its name. A packed file may unpack to at
+most `MOST_UNPACKED` bytes, or to what the environment variable CBVIZ_MAX_UNPACKED_BYTES says: a few megabytes
+can hold gigabytes.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ def is_file(path: str | Path) -> bool:
 
 
 def unpacked_limit() -> int:
-    """Bytes that a packed file may unpack to. Raises ConfigError if CBVIZ_MAX_UNPACKED_BYTES is no whole number above 0."""
+    """Bytes that a packed file may unpack to.
+
+    Raises ConfigError if CBVIZ_MAX_UNPACKED_BYTES is no whole number above 0.
+    """
     text = os.environ.get(LIMIT_VARIABLE)
     if not text:
         return MOST_UNPACKED
@@ -73,7 +79,10 @@ def open_bytes(path: str | Path) -> io.BufferedReader:
         import zstandard
 
         unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_ZSTD_WINDOW)
-        return io.BufferedReader(_Guarded(path, raw, unpacker.stream_reader(raw, read_across_frames=True), "Zstandard", most), _BUFFER)
+        return io.BufferedReader(
+            _Guarded(path, raw, unpacker.stream_reader(raw, read_across_frames=True), "Zstandard", most),
+            _BUFFER,
+        )
     return io.BufferedReader(_Guarded(path, raw, raw), _BUFFER)
 
 
@@ -107,7 +116,10 @@ class _Guarded(io.RawIOBase):
             raise self._broken(e) from None  # zstandard's own error, a plain Exception
         self._done += len(data)
         if self._packing and self._done > self._most:
-            raise Unreadable(f"{self._path} unpacks to more than {self._most:,} bytes, the most that is read. If you trust the file, set {LIMIT_VARIABLE} to a higher number")
+            raise Unreadable(
+                f"{self._path} unpacks to more than {self._most:,} bytes, the most that is read. If you "
+                f"trust the file, set {LIMIT_VARIABLE} to a higher number"
+            )
         buffer[: len(data)] = data
         return len(data)
 
@@ -122,8 +134,13 @@ class _Guarded(io.RawIOBase):
         super().close()
 
 
-def lines(stream: io.BufferedReader, path: str | Path, most: int = MOST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, bytes with their line end) of each line. Raises Unreadable for a line of more than `most` bytes."""
+def lines(
+    stream: io.BufferedReader, path: str | Path, most: int = MOST_LINE_BYTES
+) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, bytes with their line end) of each line.
+
+    Raises Unreadable for a line of more than `most` bytes.
+    """
     number = 0
     while raw := stream.readline(most + 1):
         number += 1
@@ -146,11 +163,17 @@ def text_of(raw: bytes, path: str | Path, number: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as e:
-        raise Unreadable(f"{path}, line {number}: not a text file in UTF-8: byte {raw[e.start]:#04x} at place {e.start + 1}; save it as UTF-8") from None
+        raise Unreadable(
+            f"{path}, line {number}: not a text file in UTF-8: byte {raw[e.start]:#04x} at place "
+            f"{e.start + 1}; save it as UTF-8"
+        ) from None
 
 
 def chunks(stream: io.BufferedReader, path: str | Path) -> Callable[[int], str]:
-    """A function that gives the next text of about so many bytes, '' at the end. It raises Unreadable where the bytes are not UTF-8."""
+    """A function that gives the next text of about so many bytes, '' at the end.
+
+    It raises Unreadable where the bytes are not UTF-8.
+    """
     import codecs
 
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -163,7 +186,10 @@ def chunks(stream: io.BufferedReader, path: str | Path) -> Callable[[int], str]:
             try:
                 text = decoder.decode(raw, final=not raw)
             except UnicodeDecodeError as e:
-                raise Unreadable(f"{path}: not a text file in UTF-8: byte {e.object[e.start]:#04x} at place {done + e.start + 1}; save it as UTF-8") from None
+                raise Unreadable(
+                    f"{path}: not a text file in UTF-8: byte {e.object[e.start]:#04x} at place "
+                    f"{done + e.start + 1}; save it as UTF-8"
+                ) from None
             done += len(raw)
             if text or not raw:
                 return text
@@ -171,4 +197,16 @@ def chunks(stream: io.BufferedReader, path: str | Path) -> Callable[[int], str]:
     return more
 
 
-__all__ = ["LIMIT_VARIABLE", "MOST_LINE_BYTES", "MOST_UNPACKED", "Unreadable", "chunks", "is_file", "lines", "open_bytes", "skip_bom", "text_of", "unpacked_limit"]
+__all__ = [
+    "LIMIT_VARIABLE",
+    "MOST_LINE_BYTES",
+    "MOST_UNPACKED",
+    "Unreadable",
+    "chunks",
+    "is_file",
+    "lines",
+    "open_bytes",
+    "skip_bom",
+    "text_of",
+    "unpacked_limit",
+]

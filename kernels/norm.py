@@ -7,8 +7,12 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm(x, residual, weight, y, eps, x_t, r_t, y_t, C: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    """Grid (rows). y [T, C] = norm of x [T, C]; with ADD of x + residual, and the sum replaces residual [T, C]. Sums in float32."""
+def rms_norm(
+    x, residual, weight, y, eps, x_t, r_t, y_t, C: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+):
+    """Grid (rows). y [T, C] = norm of x [T, C]; with ADD of x + residual, and the sum replaces residual [T,
+    C]. Sums in float32.
+    """
     t = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     mask = c < C

@@ -1,4 +1,6 @@
-"""Rotation of query and key heads by their positions (RoPE, Su et al. 2021): the first half of a head is turned against the second.
+"""Rotation of query and key heads by their positions (RoPE, Su et al.
+
+2021): the first half of a head is turned against the second.
 
 Graph-safe. `kv_write.rotate_and_write` does the same in one launch with the write.
 """
@@ -10,7 +12,21 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def rotate(x, cos, sin, out, num_tokens, x_t, x_h, angle_t, o_t, o_h, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_T: tl.constexpr):
+def rotate(
+    x,
+    cos,
+    sin,
+    out,
+    num_tokens,
+    x_t,
+    x_h,
+    angle_t,
+    o_t,
+    o_h,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
     """Grid (tokens / BLOCK_T, heads). x, out [T, heads, 2 HALF]; cos, sin [T, HALF] float32."""
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     head = tl.program_id(1).to(tl.int64)

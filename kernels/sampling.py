@@ -1,6 +1,8 @@
-"""The choice of a token from logits [R, V]: the best one, or a draw by temperature, top-k and top-p with a given uniform number.
+"""The choice of a token from logits [R, V]: the best one, or a draw by temperature, top-k and top-p with a
+given uniform number.
 
-Owns no randomness: the number of each row comes from (seed, request id, position), see `cbviz.model.sampling`, whose choice these equal.
+Owns no randomness: the number of each row comes from (seed, request id, position), see
+`cbviz.model.sampling`, whose choice these equal.
 
 Graph-safe: parameters and numbers come from the device.
 """
@@ -13,7 +15,11 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["parts"])
 def best_of_part(logits, best, index, second, total, parts, l_r, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (R, parts). Of each BLOCK of a row, to [R, parts]: the largest logit, its smallest index, the next largest (at another index), the sum of exp(logit - largest)."""
+    """Grid (R, parts).
+
+    Of each BLOCK of a row, to [R, parts]: the largest logit, its smallest index, the next largest (at another
+    index), the sum of exp(logit - largest).
+    """
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * l_r + i, mask=i < V, other=-float("inf"))
@@ -28,14 +34,18 @@ def best_of_part(logits, best, index, second, total, parts, l_r, V: tl.constexpr
 
 @triton.jit(do_not_specialize=["parts"])
 def best_of_row(best, index, second, total, out, parts, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (R): from the parts to out [R, 3] float64: the best index, its lead over the second (0 if V is 1), log of the sum of exponentials."""
+    """Grid (R): from the parts to out [R, 3] float64: the best index, its lead over the second (0 if V is 1),
+    log of the sum of exponentials.
+    """
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     at = row * parts + i
     x = tl.load(best + at, mask=i < parts, other=-float("inf"))
     where = tl.load(index + at, mask=i < parts, other=2147483647)
     top = tl.max(x, 0)
-    chosen = tl.minimum(tl.min(tl.where(x == top, where, 2147483647), 0), V - 1)   # of a row of NaN any: who looks its logit up must find NaN, not leave the row
+    chosen = tl.minimum(
+        tl.min(tl.where(x == top, where, 2147483647), 0), V - 1
+    )  # of a row of NaN any: who looks its logit up must find NaN, not leave the row
     others = tl.where(where == chosen, tl.load(second + at, mask=i < parts, other=-float("inf")), x)
     lead = top - tl.max(others, 0) if V > 1 else top * 0.0
     share = tl.load(total + at, mask=i < parts, other=0.0) * tl.exp(x - top)
@@ -46,10 +56,12 @@ def best_of_row(best, index, second, total, out, parts, V: tl.constexpr, BLOCK: 
 
 @triton.jit
 def draw(values, ids, temperature, top_k, top_p, uniform, out, v_r, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (R). values, ids [R, V]: logits in falling order and their ids (ties: smaller id first). out [R] int64.
+    """Grid (R). values, ids [R, V]: logits in falling order and their ids (ties: smaller id first). out [R]
+    int64.
 
-    Of the top_k best (0: all), the fewest whose probabilities reach top_p; of these the first whose cumulative probability exceeds `uniform`.
-    temperature 0: the best. All sums are float64, as in `cbviz.model.sampling.filtered_probs`.
+    Of the top_k best (0: all), the fewest whose probabilities reach top_p; of these the first whose
+    cumulative probability exceeds `uniform`. temperature 0: the best. All sums are float64, as in
+    `cbviz.model.sampling.filtered_probs`.
     """
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -62,14 +74,24 @@ def draw(values, ids, temperature, top_k, top_p, uniform, out, v_r, V: tl.conste
     total = 0.0
     total = total.to(tl.float64)
     for start in range(0, count, BLOCK):
-        x = tl.load(values + row * v_r + start + i, mask=start + i < count, other=-float("inf")).to(tl.float64) / t
+        x = (
+            tl.load(values + row * v_r + start + i, mask=start + i < count, other=-float("inf")).to(
+                tl.float64
+            )
+            / t
+        )
         total += tl.sum(tl.exp(x - top), 0)
-    if p < 1.0:   # how many are kept, and what they sum up to
+    if p < 1.0:  # how many are kept, and what they sum up to
         kept = 0
         before = total * 0.0
         kept_total = total * 0.0
         for start in range(0, count, BLOCK):
-            x = tl.load(values + row * v_r + start + i, mask=start + i < count, other=-float("inf")).to(tl.float64) / t
+            x = (
+                tl.load(values + row * v_r + start + i, mask=start + i < count, other=-float("inf")).to(
+                    tl.float64
+                )
+                / t
+            )
             w = tl.exp(x - top) / total
             inside = (before + tl.cumsum(w, 0) - w < p) & (start + i < count)
             kept += tl.sum(inside.to(tl.int32), 0)
@@ -81,9 +103,16 @@ def draw(values, ids, temperature, top_k, top_p, uniform, out, v_r, V: tl.conste
     passed = 0
     before = total * 0.0
     for start in range(0, count, BLOCK):
-        x = tl.load(values + row * v_r + start + i, mask=start + i < count, other=-float("inf")).to(tl.float64) / t
+        x = (
+            tl.load(values + row * v_r + start + i, mask=start + i < count, other=-float("inf")).to(
+                tl.float64
+            )
+            / t
+        )
         w = tl.exp(x - top)
         passed += tl.sum(((before + tl.cumsum(w, 0) <= wanted) & (start + i < count)).to(tl.int32), 0)
         before += tl.sum(w, 0)
-    at = tl.where(tl.load(temperature + row) > 0.0, tl.maximum(tl.minimum(passed, count - 1), 0), 0)   # of a row of NaN none is kept
+    at = tl.where(
+        tl.load(temperature + row) > 0.0, tl.maximum(tl.minimum(passed, count - 1), 0), 0
+    )  # of a row of NaN none is kept
     tl.store(out + row, tl.load(ids + row * v_r + at))

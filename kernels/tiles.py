@@ -1,6 +1,8 @@
-"""Which tile sizes a kernel is launched with: one table, read by the launchers and by the ahead-of-time check.
+"""Which tile sizes a kernel is launched with: one table, read by the launchers and by the ahead-of-time
+check.
 
-Chosen from compiled code, not from measurements: the largest tiles that spill no register on any card that they are compiled for (`aot`, `budget.json`).
+Chosen from compiled code, not from measurements: the largest tiles that spill no register on any card that
+they are compiled for (`aot`, `budget.json`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ def power(n: int) -> int:
 
 
 def decode(groups: int, head_dim: int, wide: bool, coded: bool = False) -> Tile:
-    """`wide`: products of float32, which go through the ordinary units and need many registers. `coded`: the cache holds codes, whose unpacking needs registers too."""
+    """`wide`: products of float32, which go through the ordinary units and need many registers.
+
+    `coded`: the cache holds codes, whose unpacking needs registers too.
+    """
     rows = max(16, power(groups))
     if wide:
         return Tile(rows, 32 if head_dim <= 64 else 16, 4, 2)

@@ -1,6 +1,8 @@
-"""What all tests share: where the recordings lie, what a missing tool means, and which tests may not run side by side.
+"""What all tests share: where the recordings lie, what a missing tool means, and which tests may not run side
+by side.
 
-Where something is absent (recordings, a browser, a card) a test skips and says so; on a build server (`CI` is set) it fails, unless it needs a card.
+Where something is absent (recordings, a browser, a card) a test skips and says so; on a build server (`CI` is
+set) it fails, unless it needs a card.
 """
 
 from __future__ import annotations
@@ -18,17 +20,24 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("model", "browser", "slow", "gpu")
 
-# Two cores are the smallest machine that this is meant for; more threads than that make the figures depend on the machine. Read by torch when it is imported.
+# Two cores are the smallest machine that this is meant for; more threads than that make the figures depend on
+# the machine. Read by torch when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Nothing may ask a hub for anything: what a test needs is on the disk.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they start; some tests are about Ctrl-C.
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they
+# start; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no fault of the code; and on a build server the same examples come up every time.
-settings.register_profile("cbviz", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "cbviz",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
 settings.load_profile("cbviz")
 
 
@@ -62,7 +71,9 @@ def torch_threads(n: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Other tests may run beside these on two cores, and operators this small gain nothing by a second thread: it would mostly wait."""
+    """Other tests may run beside these on two cores, and operators this small gain nothing by a second
+    thread: it would mostly wait.
+    """
     with torch_threads(1):
         yield
 
@@ -97,7 +108,9 @@ def chromium() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Light tests first; heavy ones in one group, so that `-n 2 --dist loadgroup` never runs two of them at once. `deep` ones only where `-m` asks for something."""
+    """Light tests first; heavy ones in one group, so that `-n 2 --dist loadgroup` never runs two of them at
+    once. `deep` ones only where `-m` asks for something.
+    """
     if not config.getoption("-m"):
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("deep")])
         items[:] = [i for i in items if not i.get_closest_marker("deep")]

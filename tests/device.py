@@ -1,6 +1,8 @@
-"""A stricter stand-in for a card: what a recorded pass launched is kept as calls on tensors, and a replay makes these calls again on the same tensors.
+"""A stricter stand-in for a card: what a recorded pass launched is kept as calls on tensors, and a replay
+makes these calls again on the same tensors.
 
-So a value that the host read while the pass was recorded stays what it was, as it does in a CUDA graph, and reading one is an error.
+So a value that the host read while the pass was recorded stays what it was, as it does in a CUDA graph, and
+reading one is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from torch.utils._pytree import tree_leaves
 
 from cbviz.model.graphs import InOrder
 
-_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::unique_dim", "aten::_unique2", "aten::repeat_interleave.Tensor")
+_WAITS = (
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::equal",
+    "aten::unique_dim",
+    "aten::_unique2",
+    "aten::repeat_interleave.Tensor",
+)
 """Operators for which the host would have to wait for the device."""
 
 
@@ -29,9 +39,13 @@ class NoWaiting(TorchDispatchMode):
         super().__init__()
         self.calls = calls
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
-        by_mask = func.name().startswith("aten::index") and any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in tree_leaves(args[1:2]))
+        by_mask = func.name().startswith("aten::index") and any(
+            isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in tree_leaves(args[1:2])
+        )
         if func.name().startswith(_WAITS) or by_mask:
             raise WouldWait(f"{func.name()} makes the host wait for the device")
         out = func(*args, **kwargs)

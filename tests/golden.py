@@ -1,8 +1,9 @@
-"""A small run written by hand, event by event, for tests that read traces: every figure in it was worked out on paper.
+"""A small run written by hand, event by event, for tests that read traces: every figure in it was worked out
+on paper.
 
-Pool of 7 usable blocks of 4 tokens, 3 seats, 12 tokens a step, prefix caching on. r1 and r2 share their first 8 prompt tokens; r3's
-prompt is taken in two chunks; r3 loses its blocks to r1 and comes back; cached blocks are evicted; r4 is aborted while it waits,
-r5 while it runs; r6 is refused. Step 8 computes nothing.
+Pool of 7 usable blocks of 4 tokens, 3 seats, 12 tokens a step, prefix caching on. r1 and r2 share their first
+8 prompt tokens; r3's prompt is taken in two chunks; r3 loses its blocks to r1 and comes back; cached blocks
+are evicted; r4 is aborted while it waits, r5 while it runs; r6 is refused. Step 8 computes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,19 @@ SPECS = {
     "r5": RequestSpec("r5", tuple(range(501, 507)), 9, arrival_s=0.100),
     "r6": RequestSpec("r6", tuple(range(601, 641)), 9, arrival_s=0.100),
 }
-TEXTS = {11: "Once", 12: " <b>upon</b>", 13: " a", 14: " $time$", 21: "Hello", 22: " &", 23: "\n", 24: "", 31: "The", 32: " end", 51: "No"}
+TEXTS = {
+    11: "Once",
+    12: " <b>upon</b>",
+    13: " a",
+    14: " $time$",
+    21: "Hello",
+    22: " &",
+    23: "\n",
+    24: "",
+    31: "The",
+    32: " end",
+    51: "No",
+}
 """Words of the outputs, among them some that a careless picture would take for markup."""
 
 
@@ -56,7 +69,14 @@ def header(**changes: Any) -> TraceHeader:
 
 
 def _cost(flops: float, kv_bytes: float) -> StepCost:
-    return StepCost(flops=flops, weight_bytes=4e6, kv_bytes=kv_bytes, compute_s=flops / 1e9, memory_s=(4e6 + kv_bytes) / 1e9, total_s=max(flops, 4e6 + kv_bytes) / 1e9)
+    return StepCost(
+        flops=flops,
+        weight_bytes=4e6,
+        kv_bytes=kv_bytes,
+        compute_s=flops / 1e9,
+        memory_s=(4e6 + kv_bytes) / 1e9,
+        total_s=max(flops, 4e6 + kv_bytes) / 1e9,
+    )
 
 
 def _texts(sampled: dict[str, list[int]]) -> dict[str, list[str]]:
@@ -97,7 +117,11 @@ def records() -> list[StepRecord]:
             0.020,
             "modelled",
             arrivals=[SPECS["r2"], SPECS["r3"]],
-            chunks=[C("r1", 10, 1, "decode", sample=True), C("r2", 8, 2, "prefill", sample=True), C("r3", 0, 9, "prefill")],
+            chunks=[
+                C("r1", 10, 1, "decode", sample=True),
+                C("r2", 8, 2, "prefill", sample=True),
+                C("r3", 0, 9, "prefill"),
+            ],
             events=[
                 ev.Arrived("r2", 0, 10, 8, 0.005),
                 ev.Arrived("r3", 1, 12, 2, 0.008),
@@ -130,7 +154,11 @@ def records() -> list[StepRecord]:
             0.032,
             "modelled",
             arrivals=[SPECS["r4"]],
-            chunks=[C("r1", 11, 1, "decode", sample=True), C("r2", 10, 1, "decode", sample=True), C("r3", 9, 3, "prefill", sample=True)],
+            chunks=[
+                C("r1", 11, 1, "decode", sample=True),
+                C("r2", 10, 1, "decode", sample=True),
+                C("r3", 9, 3, "prefill", sample=True),
+            ],
             events=[
                 ev.Arrived("r4", 0, 3, 5, 0.020),
                 ev.Scheduled("r1", 11, 1, wanted=1),
@@ -157,7 +185,17 @@ def records() -> list[StepRecord]:
             "modelled",
             chunks=[C("r1", 12, 1, "decode", sample=True), C("r2", 11, 1, "decode", sample=True)],
             events=[
-                ev.Preempted("r3", "r1", "last", 12, [5, 6, 7], [("r3", "came last"), ("r2", "came second"), ("r1", "came first")], 0, 1, 0),
+                ev.Preempted(
+                    "r3",
+                    "r1",
+                    "last",
+                    12,
+                    [5, 6, 7],
+                    [("r3", "came last"), ("r2", "came second"), ("r1", "came first")],
+                    0,
+                    1,
+                    0,
+                ),
                 ev.Evicted(7, "r3", "r1", 0),
                 ev.Allocated("r1", [7]),
                 ev.Scheduled("r1", 12, 1, wanted=1),

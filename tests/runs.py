@@ -1,4 +1,6 @@
-"""Real runs of the engine on the simulated runner, small enough to make in a test: what reads traces is tried on what makes them."""
+"""Real runs of the engine on the simulated runner, small enough to make in a test: what reads traces is tried
+on what makes them.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,31 @@ def specs(num: int = 10, seed: int = 0, shared: int = 12) -> list[RequestSpec]:
     prefix = tuple(rng.randrange(1000, 2000) for _ in range(shared))
     return [
         RequestSpec(
-            f"r{i + 1}", prefix + tuple(rng.randrange(1000, 2000) for _ in range(rng.randrange(1, 30))), rng.randrange(2, 25), arrival_step=1 + 3 * (i // 2), priority=i % 3
+            f"r{i + 1}",
+            prefix + tuple(rng.randrange(1000, 2000) for _ in range(rng.randrange(1, 30))),
+            rng.randrange(2, 25),
+            arrival_step=1 + 3 * (i // 2),
+            priority=i % 3,
         )
         for i in range(num)
     ]
 
 
-def run(requests: list[RequestSpec] | None = None, *, at: dict[int, tuple[str, Any]] | None = None, max_steps: int = 400, **fields: Any) -> Trace:
+def run(
+    requests: list[RequestSpec] | None = None,
+    *,
+    at: dict[int, tuple[str, Any]] | None = None,
+    max_steps: int = 400,
+    **fields: Any,
+) -> Trace:
     """A run to its end. `at`: step -> ("abort", id) or ("configure", {...}), done just before that step."""
     spec = models.get("SmolLM2-135M")
-    config, _ = EngineConfig(**({"max_num_seqs": 4, "num_blocks": 25, "block_size": 4, "max_model_len": 80, "clock": "modelled"} | fields)).resolve(spec.max_context)
+    config, _ = EngineConfig(
+        **(
+            {"max_num_seqs": 4, "num_blocks": 25, "block_size": 4, "max_model_len": 80, "clock": "modelled"}
+            | fields
+        )
+    ).resolve(spec.max_context)
     device = devices.get(config.modelled_device)
     engine = Engine(config, SimRunner(spec), make(config.cost, spec, device))
     trace = Trace(
@@ -44,7 +61,10 @@ def run(requests: list[RequestSpec] | None = None, *, at: dict[int, tuple[str, A
             peak_bytes_s=device.bandwidth_bytes_s,
             peak_flops_s=device.flops_s,
             capabilities=["schedule", "blocks", "tokens", "reasons", "accounting", "time", "cost", "queue"],
-            missing={"texts": "the simulated runner has no tokenizer", "gaps": "the simulated runner computes no probabilities"},
+            missing={
+                "texts": "the simulated runner has no tokenizer",
+                "gaps": "the simulated runner computes no probabilities",
+            },
         )
     )
     engine.enqueue(specs() if requests is None else requests)

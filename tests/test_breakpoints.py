@@ -1,4 +1,6 @@
-"""Breakpoints stop where their condition first holds, forwards and backwards, and say why; watches are checked word by word and never run as Python."""
+"""Breakpoints stop where their condition first holds, forwards and backwards, and say why; watches are
+checked word by word and never run as Python.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from hypothesis import strategies as st
 
 import cbviz as cb
 from cbviz import events as ev
-from cbviz.breakpoints import ATTRIBUTES, EVENTS, GAUGES, Breakpoint, BreakpointError, WatchError, last_stop, next_stop
+from cbviz.breakpoints import (
+    ATTRIBUTES,
+    EVENTS,
+    GAUGES,
+    Breakpoint,
+    BreakpointError,
+    WatchError,
+    last_stop,
+    next_stop,
+)
 from cbviz.config import ConfigError
 from cbviz.session import Session
 from cbviz.trace.trace import Cursor
@@ -20,10 +31,14 @@ from tests.runs import run, specs
 
 
 def session(n: int = 12, **config: Any) -> Session:
-    return Session(specs(n), runner="sim", **({"max_num_seqs": 4, "num_blocks": 22, "block_size": 4, "max_model_len": 80} | config))
+    return Session(
+        specs(n),
+        runner="sim",
+        **({"max_num_seqs": 4, "num_blocks": 22, "block_size": 4, "max_model_len": 80} | config),
+    )
 
 
-# conditions -------------------------------------------------------------------------------------------------------------
+# conditions -------------------------------------------------------------------------------------------------
 
 GOLDEN = [
     (cb.on("preempted"), [4]),
@@ -78,11 +93,24 @@ def test_forwards_and_backwards_find_the_same_stops(case: int) -> None:
 
 def test_a_stop_says_why_and_where_inside_the_step() -> None:
     stop = next_stop(golden(), [cb.on("evicted"), cb.on("preempted", name="my own")], 0)
-    assert stop is not None and stop.step == 4 and stop.names == ("evicted", "my own") and stop.cursor == Cursor(4, 1)
+    assert (
+        stop is not None
+        and stop.step == 4
+        and stop.names == ("evicted", "my own")
+        and stop.cursor == Cursor(4, 1)
+    )
     assert stop.sentences[0] == "Cached block 7 went to r1: r3 used it last, up to this step"
-    assert stop.text.startswith("Step 4: evicted: Cached block 7 went to r1") and "; my own: r3, last to arrive, was preempted for r1" in stop.text
+    assert (
+        stop.text.startswith("Step 4: evicted: Cached block 7 went to r1")
+        and "; my own: r3, last to arrive, was preempted for r1" in stop.text
+    )
     level = next_stop(golden(), [cb.on(kv_above=0.9)], 0)
-    assert level is not None and level.text == "Step 2: KV above 90 % holds: 3 requests running, 0 waiting, 100 % of the blocks in use" and level.cursor == Cursor(2)
+    assert (
+        level is not None
+        and level.text
+        == "Step 2: KV above 90 % holds: 3 requests running, 0 waiting, 100 % of the blocks in use"
+        and level.cursor == Cursor(2)
+    )
 
 
 def test_long_runs_are_searched_frame_by_frame() -> None:
@@ -98,15 +126,18 @@ def test_long_runs_are_searched_frame_by_frame() -> None:
         assert back[::-1] == there and there
 
 
-@pytest.mark.parametrize("wrong, what", [
-    (lambda: cb.on("premepted"), "did you mean 'preempted'"),
-    (lambda: cb.on(), "needs an event"),
-    (lambda: cb.on(kv_above=90), "kv_above is 90"),
-    (lambda: cb.on("arrived", block=3), "says nothing of blocks"),
-    (lambda: cb.on(block=0), "1 or more"),
-    (lambda: cb.on(lambda r, s: True, request="r1"), "a predicate sees the whole record"),
-    (lambda: cb.on(when="kv_usge > 0.5"), "did you mean kv_usage"),
-])
+@pytest.mark.parametrize(
+    "wrong, what",
+    [
+        (lambda: cb.on("premepted"), "did you mean 'preempted'"),
+        (lambda: cb.on(), "needs an event"),
+        (lambda: cb.on(kv_above=90), "kv_above is 90"),
+        (lambda: cb.on("arrived", block=3), "says nothing of blocks"),
+        (lambda: cb.on(block=0), "1 or more"),
+        (lambda: cb.on(lambda r, s: True, request="r1"), "a predicate sees the whole record"),
+        (lambda: cb.on(when="kv_usge > 0.5"), "did you mean kv_usage"),
+    ],
+)
 def test_wrong_conditions(wrong: Any, what: str) -> None:
     with pytest.raises((ConfigError, WatchError), match=what):
         wrong()
@@ -116,7 +147,10 @@ def test_names() -> None:
     assert cb.on("preempted", request="r3").name == "preempted r3"
     assert cb.on(block=5).name == "block 5"
     assert cb.on(kv_above=0.9).name == "KV above 90 %"
-    assert cb.on(lambda record, state: max(len(state.waiting), 1) > 3, name=None).name == "lambda record, state: max(len(state.waiting), 1) > 3"
+    assert (
+        cb.on(lambda record, state: max(len(state.waiting), 1) > 3, name=None).name
+        == "lambda record, state: max(len(state.waiting), 1) > 3"
+    )
 
     def mine(record: Any, state: Any) -> bool:
         return False
@@ -124,7 +158,7 @@ def test_names() -> None:
     assert cb.on(mine).name == "mine"
 
 
-# the session ------------------------------------------------------------------------------------------------------------
+# the session ------------------------------------------------------------------------------------------------
 
 
 def test_a_run_stops_at_enabled_breakpoints_and_says_why() -> None:
@@ -133,8 +167,12 @@ def test_a_run_stops_at_enabled_breakpoints_and_says_why() -> None:
     s.on_change(told.append)
     b = s.break_on("preempted")
     record = s.run()
-    assert record is not None and s.stopped_by is not None and s.stopped_by.step == record.step == len(s.trace)
-    assert any(isinstance(e, ev.Preempted) for e in record.events) and not any(isinstance(e, ev.Preempted) for r in s.trace.records[:-1] for e in r.events)
+    assert (
+        record is not None and s.stopped_by is not None and s.stopped_by.step == record.step == len(s.trace)
+    )
+    assert any(isinstance(e, ev.Preempted) for e in record.events) and not any(
+        isinstance(e, ev.Preempted) for r in s.trace.records[:-1] for e in r.events
+    )
     assert "was preempted" in s.stopped_by.text and b.hits == 1
     assert told == ["breakpoints", "step"]
     b.enabled = False
@@ -223,7 +261,9 @@ def test_a_predicate_that_fails_is_named_and_the_run_goes_on() -> None:
         return record.step > 2 and state.waitin
 
     b = s.break_on(typo)
-    with pytest.raises(BreakpointError, match=r"breakpoint 'typo' failed at step 3: AttributeError: .*waitin"):
+    with pytest.raises(
+        BreakpointError, match=r"breakpoint 'typo' failed at step 3: AttributeError: .*waitin"
+    ):
         s.run()
     assert len(s.trace) == 3 and s.cursor == s.trace.last and not b.enabled and "AttributeError" in b.error
     s.run()
@@ -245,7 +285,7 @@ def test_names_are_unique_and_can_be_cleared() -> None:
     assert s.breakpoints == []
 
 
-# watches ----------------------------------------------------------------------------------------------------------------
+# watches ----------------------------------------------------------------------------------------------------
 
 
 def test_values_at_a_cursor_and_over_all_steps() -> None:
@@ -255,7 +295,16 @@ def test_values_at_a_cursor_and_over_all_steps() -> None:
     assert cb.watch("r3.num_computed_tokens").series(trace) == [None, 9, 12, 0, 0, 13, 13, 13]
     assert cb.watch("r3.num_computed_tokens / r3.num_tokens >= 1").value(trace, 3) is False
     assert cb.watch("request('r2').num_preemptions + r3.num_preemptions").value(trace) == 1
-    assert cb.watch("r4.status").series(trace) == [None, None, "waiting", "waiting", "waiting", "finished", "finished", "finished"]
+    assert cb.watch("r4.status").series(trace) == [
+        None,
+        None,
+        "waiting",
+        "waiting",
+        "waiting",
+        "finished",
+        "finished",
+        "finished",
+    ]
     assert cb.watch("r4.position").series(trace)[2:5] == [0, 1, 1]
     assert cb.watch("num_free_blocks if num_waiting else -1").series(trace)[:4] == [-1, -1, 0, 4]
     assert cb.watch("min(num_free_blocks, 4) * 2 - 1").value(trace, 1) == 7
@@ -281,40 +330,46 @@ def test_a_sessions_watches() -> None:
     s.watch("num_running")
     s.watch("r1.num_output_tokens * 1.0", name="out")
     s.run(max_steps=4)
-    assert s.watched() == {"num_running": s.trace[-1].gauges.num_running, "out": float(len(s.request("r1").output_token_ids))}
+    assert s.watched() == {
+        "num_running": s.trace[-1].gauges.num_running,
+        "out": float(len(s.request("r1").output_token_ids)),
+    }
     assert [w.name for w in s.fork().watches] == ["num_running", "out"]
 
 
-@pytest.mark.parametrize("text, what", [
-    ("", "is empty"),
-    ("kv_usge > 1", "did you mean kv_usage"),
-    ("r3", "r3.num_tokens"),
-    ("r3.num_tokns", "did you mean num_tokens"),
-    ("num_running.real", "is no request"),
-    ("__import__('os').system('true')", "can't be watched"),
-    ("open('x')", "can't be watched"),
-    ("(lambda: 1)()", "can't be watched"),
-    ("[x for x in (1, 2)]", "can't be watched"),
-    ("'a'.join", "is no request"),
-    ("r3.__class__", "a request has no __class__"),
-    ("2 ** 9999999", "can't be watched"),
-    ("1 << 99999999", "can't be watched"),
-    ("f'{num_running}'", "can't be watched"),
-    ("num_running := 3", "can't be read"),
-    ("a = 1", "can't be read"),
-    ("min(num_running)", "two values"),
-    ("max(*r3)", "can't be watched"),
-    ("round(num_running, ndigits=2)", "can't be watched"),
-    ("request(1).num_tokens", "is no request"),
-    ("request('r1', 'r2').num_tokens", "is no request"),
-    ("1j", "neither a number nor a text"),
-    ("b'x'", "neither a number nor a text"),
-    ("...", "neither a number nor a text"),
-    ("r1.num_tokens[0]", "can't be watched"),
-    ("x" * 201, "201 characters"),
-    ("(" * 150 + "1", "can't be read"),
-    ("1;2", "can't be read"),
-])
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("", "is empty"),
+        ("kv_usge > 1", "did you mean kv_usage"),
+        ("r3", "r3.num_tokens"),
+        ("r3.num_tokns", "did you mean num_tokens"),
+        ("num_running.real", "is no request"),
+        ("__import__('os').system('true')", "can't be watched"),
+        ("open('x')", "can't be watched"),
+        ("(lambda: 1)()", "can't be watched"),
+        ("[x for x in (1, 2)]", "can't be watched"),
+        ("'a'.join", "is no request"),
+        ("r3.__class__", "a request has no __class__"),
+        ("2 ** 9999999", "can't be watched"),
+        ("1 << 99999999", "can't be watched"),
+        ("f'{num_running}'", "can't be watched"),
+        ("num_running := 3", "can't be read"),
+        ("a = 1", "can't be read"),
+        ("min(num_running)", "two values"),
+        ("max(*r3)", "can't be watched"),
+        ("round(num_running, ndigits=2)", "can't be watched"),
+        ("request(1).num_tokens", "is no request"),
+        ("request('r1', 'r2').num_tokens", "is no request"),
+        ("1j", "neither a number nor a text"),
+        ("b'x'", "neither a number nor a text"),
+        ("...", "neither a number nor a text"),
+        ("r1.num_tokens[0]", "can't be watched"),
+        ("x" * 201, "201 characters"),
+        ("(" * 150 + "1", "can't be read"),
+        ("1;2", "can't be read"),
+    ],
+)
 def test_what_is_no_expression_is_refused(text: str, what: str) -> None:
     with pytest.raises(WatchError, match=what):
         cb.watch(text)

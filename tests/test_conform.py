@@ -1,4 +1,7 @@
-"""vLLM's own scheduler, recorded: ours does the same in every step, block ids included. And a control: one that does not is found, with the place."""
+"""vLLM's own scheduler, recorded: ours does the same in every step, block ids included.
+
+And a control: one that does not is found, with the place.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from cbviz.conform import ENGINE_KEYS, LISTS, SPEC_KEYS, STEP_KEYS, conform, conform_scenario, find, read, same
+from cbviz.conform import (
+    ENGINE_KEYS,
+    LISTS,
+    SPEC_KEYS,
+    STEP_KEYS,
+    conform,
+    conform_scenario,
+    find,
+    read,
+    same,
+)
 from cbviz.core.policy import POLICIES, Fcfs
 from cbviz.core.request import RequestView
 from cbviz.core.scheduler import Scheduler
@@ -35,7 +48,9 @@ def test_all_recordings_with_speculation_are_equal(conformance: Path) -> None:
 
 
 def test_without_the_padding_rule_it_is_found(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a scheduler that makes no newcomer as long as the decodes differs where the facts page says vLLM does."""
+    """The control: a scheduler that makes no newcomer as long as the decodes differs where the facts page
+    says vLLM does.
+    """
     monkeypatch.setattr(Scheduler, "_pads_drafts", lambda self, cached, running_ran, threshold: False)
     different = {o.name for o in conform([conformance / "vllm-0.32-spec"]) if not o.equal}
     assert different == {"s2007", "s2008", "s2009", "s2011", "s2012", "s2014"}
@@ -46,9 +61,17 @@ class LastComeFirstServed(Fcfs):
         return -r.seq
 
 
-def test_another_policy_is_found_with_step_and_key(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: under a policy that turns the queue round, the first difference is where the queue first shows it."""
-    d = next(d for d in map(read, find([conformance / "vllm-0.32"])) if d["config"]["policy"] == "fcfs" and any(len(s["waiting"]) > 2 for s in d["steps"]))
+def test_another_policy_is_found_with_step_and_key(
+    conformance: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: under a policy that turns the queue round, the first difference is where the queue first
+    shows it.
+    """
+    d = next(
+        d
+        for d in map(read, find([conformance / "vllm-0.32"]))
+        if d["config"]["policy"] == "fcfs" and any(len(s["waiting"]) > 2 for s in d["steps"])
+    )
     assert conform_scenario("x", d).equal
     first = next(s["step"] for s in d["steps"] if len(s["waiting"]) > 1 or len(s["added"]) > 1)
     monkeypatch.setitem(POLICIES, "fcfs", LastComeFirstServed())
@@ -60,7 +83,9 @@ def test_another_policy_is_found_with_step_and_key(conformance: Path, monkeypatc
 
 
 def test_another_block_order_is_found(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control for block ids: blocks freed in the other order are the same number of blocks, and still a difference."""
+    """The control for block ids: blocks freed in the other order are the same number of blocks, and still a
+    difference.
+    """
     from cbviz.core.block_pool import BlockPool
 
     free = BlockPool.free
@@ -94,19 +119,23 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
 def test_the_checker_would_notice(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The invariants are checked after every step of a replay: a leak is an error there, not a difference."""
     close = Scheduler._end
+
     def leak(self: Scheduler, *args: object, **kwargs: object) -> None:
         close(self, *args, **kwargs)  # type: ignore[arg-type]
         self.pool.ref_count[1] += 1
+
     monkeypatch.setattr(Scheduler, "_end", leak)
     with pytest.raises(AssertionError, match="reference counts differ"):
         conform_scenario("x", read(find([conformance / "vllm-0.32"])[0]))
 
 
-# order: compared only where vLLM has one --------------------------------------------------------------------------------
+# order: compared only where vLLM has one --------------------------------------------------------------------
 
 
 def turned_round(d: dict[str, Any], key: str) -> tuple[dict[str, Any], int]:
-    """The recording with the first list of `key` that has two different members turned round, and its step; step -1: there is none."""
+    """The recording with the first list of `key` that has two different members turned round, and its step;
+    step -1: there is none.
+    """
     changed = copy.deepcopy(d)
     for row in changed["steps"]:
         if len(row[key]) > 1 and row[key] != row[key][::-1]:
@@ -117,7 +146,9 @@ def turned_round(d: dict[str, Any], key: str) -> tuple[dict[str, Any], int]:
 
 @pytest.mark.parametrize("key", [k for k in STEP_KEYS if k in LISTS])
 def test_order_counts_where_the_original_orders(key: str, conformance: Path) -> None:
-    """Given a recording with one list turned round, when it is replayed, then that is a difference only if vLLM orders the list."""
+    """Given a recording with one list turned round, when it is replayed, then that is a difference only if
+    vLLM orders the list.
+    """
     ordered = LISTS[key][0]
     for path in find([conformance / "vllm-0.32"]):
         changed, step = turned_round(read(path), key)
@@ -131,11 +162,15 @@ def test_order_counts_where_the_original_orders(key: str, conformance: Path) -> 
 def test_every_list_of_the_recordings_says_whether_it_is_ordered(conformance: Path) -> None:
     """A new key of lists must be looked up in vLLM before it is compared."""
     assert LISTS.keys() <= {*STEP_KEYS, *ENGINE_KEYS}
-    for path in find([conformance / "vllm-0.32", conformance / "vllm-0.32-spec", conformance / "vllm-0.32-inproc"]):
+    for path in find(
+        [conformance / "vllm-0.32", conformance / "vllm-0.32-spec", conformance / "vllm-0.32-inproc"]
+    ):
         d = read(path)
         steps = d["steps"] if isinstance(d, dict) else [row for row in d if row["kind"] == "step"]
         keys = {*STEP_KEYS, *ENGINE_KEYS, *SPEC_KEYS}
-        assert {k for row in steps for k, v in row.items() if isinstance(v, list) and k in keys} <= LISTS.keys(), path.name
+        assert {
+            k for row in steps for k, v in row.items() if isinstance(v, list) and k in keys
+        } <= LISTS.keys(), path.name
 
 
 def test_a_set_in_another_order_is_the_same_set() -> None:
@@ -147,7 +182,9 @@ def test_a_set_in_another_order_is_the_same_set() -> None:
 
 @pytest.mark.model
 def test_a_whole_engines_finished_requests_are_a_set(conformance: Path, tmp_path: Path) -> None:
-    """Two requests end in one step of this recording. vLLM tells of them in any order; the waiting queue has but one."""
+    """Two requests end in one step of this recording. vLLM tells of them in any order; the waiting queue has
+    but one.
+    """
     name, told = "prio_b64_prefix", "finished_told"
     lines = read(conformance / "vllm-0.32-inproc" / f"{name}.jsonl.gz")
     shutil.copy(conformance / "vllm-0.32-inproc" / "workload.json", tmp_path)

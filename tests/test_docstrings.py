@@ -7,7 +7,14 @@ import importlib
 
 import pytest
 
-MODULES = ("cbviz.config", "cbviz.core.block_pool", "cbviz.core.policy", "cbviz.session", "cbviz.trace.compare", "cbviz.trace.trace")
+MODULES = (
+    "cbviz.config",
+    "cbviz.core.block_pool",
+    "cbviz.core.policy",
+    "cbviz.session",
+    "cbviz.trace.compare",
+    "cbviz.trace.trace",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

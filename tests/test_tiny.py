@@ -1,19 +1,30 @@
-"""The product on one page: run, compare, ask why, draw, go back, branch. No torch, no browser, under a second."""
+"""The product on one page: run, compare, ask why, draw, go back, branch.
+
+No torch, no browser, under a second.
+"""
 
 import cbviz as cb
 
-QUESTIONS = [cb.RequestSpec(f"r{i}", tuple(range(100, 120 + 7 * i)), 5 + 9 * (i % 4), arrival_step=1 + 2 * i) for i in range(12)]
+QUESTIONS = [
+    cb.RequestSpec(f"r{i}", tuple(range(100, 120 + 7 * i)), 5 + 9 * (i % 4), arrival_step=1 + 2 * i)
+    for i in range(12)
+]
 
 
 def test_tiny() -> None:
-    runs = {d: cb.Session(QUESTIONS, runner="sim", discipline=d, max_num_seqs=4, num_blocks=33, max_model_len=160) for d in ("static", "chunked")}
+    runs = {
+        d: cb.Session(QUESTIONS, runner="sim", discipline=d, max_num_seqs=4, num_blocks=33, max_model_len=160)
+        for d in ("static", "chunked")
+    }
     for s in runs.values():
         s.run()
     static, chunked = runs["static"], runs["chunked"]
 
     # the same tokens, whatever the schedule
     assert cb.compare(static.trace, chunked.trace).tokens_equal
-    assert all(static.request(r).output_token_ids == chunked.request(r).output_token_ids for r in static.request_ids)
+    assert all(
+        static.request(r).output_token_ids == chunked.request(r).output_token_ids for r in static.request_ids
+    )
 
     # and sooner: seats do not stand idle until a batch ends
     before, after = cb.metrics(static.trace), cb.metrics(chunked.trace)

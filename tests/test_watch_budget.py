@@ -1,4 +1,6 @@
-"""An expression costs what its parts cost and no more, whatever numbers stand in it: it has a value or it is refused."""
+"""An expression costs what its parts cost and no more, whatever numbers stand in it: it has a value or it is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,39 @@ from tests.golden import golden
 from tests.runs import specs
 
 CALLS_A_PART = 25
-"""Calls of Python functions that one part of an expression may take; counted, so that the test says the same on any machine."""
+"""Calls of Python functions that one part of an expression may take; counted, so that the test says the same
+on any machine.
+"""
 
-NUMBERS = ("0", "1", "2", "-1", "10", "0.5", "1e308", "-1e308", "1e-320", "1e999", "9" * 60, "0x" + "f" * 60, "-99999999999", "99999999999", "True", "None")
+NUMBERS = (
+    "0",
+    "1",
+    "2",
+    "-1",
+    "10",
+    "0.5",
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "1e999",
+    "9" * 60,
+    "0x" + "f" * 60,
+    "-99999999999",
+    "99999999999",
+    "True",
+    "None",
+)
 TEXTS = ("''", "'a'", "'running'", "'\\u2028</script>'")
-NAMES = ("num_running", "kv_usage", "step", "r1.num_tokens", "r2.position", "r9.num_tokens", "r1.status", "request('r3').priority")
+NAMES = (
+    "num_running",
+    "kv_usage",
+    "step",
+    "r1.num_tokens",
+    "r2.position",
+    "r9.num_tokens",
+    "r1.status",
+    "request('r3').priority",
+)
 
 
 def joined(children: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -32,7 +62,9 @@ def joined(children: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     pairs = st.tuples(children, signs, children).map(lambda x: f"({x[0]} {x[1]} {x[2]})")
     unary = st.tuples(st.sampled_from(["-", "+", "not "]), children).map(lambda x: f"({x[0]}{x[1]})")
     chosen = st.tuples(children, children, children).map(lambda x: f"({x[0]} if {x[1]} else {x[2]})")
-    called = st.tuples(st.sampled_from(["min", "max", "round"]), children, children).map(lambda x: f"{x[0]}({x[1]}, {x[2]})")
+    called = st.tuples(st.sampled_from(["min", "max", "round"]), children, children).map(
+        lambda x: f"{x[0]}({x[1]}, {x[2]})"
+    )
     alone = st.tuples(st.sampled_from(["abs", "round"]), children).map(lambda x: f"{x[0]}({x[1]})")
     return st.one_of(pairs, unary, chosen, called, alone)
 
@@ -59,7 +91,9 @@ def calls_of(work: Callable[[], Any]) -> tuple[Any, int]:
 
 @settings(max_examples=500)
 @given(EXPRESSIONS)
-def test_an_expression_of_the_grammar_has_a_small_value_or_is_refused_within_a_counted_budget(text: str) -> None:
+def test_an_expression_of_the_grammar_has_a_small_value_or_is_refused_within_a_counted_budget(
+    text: str,
+) -> None:
     trace = golden()
     record, state = trace.record(4), trace.state(4)
 
@@ -81,20 +115,23 @@ def test_an_expression_of_the_grammar_has_a_small_value_or_is_refused_within_a_c
         assert found.bit_length() <= MOST_BITS
 
 
-@pytest.mark.parametrize("text, what", [
-    ("round(10, -99999999999)", "round takes -308 to 308 places"),
-    ("round(num_running, -99999999999)", "round takes"),
-    ("round(1e308) * round(1e308)", "the most is 1,024"),
-    ("round(num_running, 5000000000 * -1)", "round takes"),
-    ("1 if num_running else round(10, -99999999999)", "round takes"),
-    ("-" * 150 + "1", "nested"),
-    (f"max({','.join('1' * 97)})", "parts"),
-    ("not " * 40 + "1", "nested"),
-    ("(" * 60 + "1" + ")" * 60 + "." * 3, "can't be read"),
-    ("abs(" * 30 + "1" + ")" * 30, "nested"),
-    ("'\\ud800'", "half a character"),
-    ("request('\\udfff').num_tokens == '\\udfff'", "half a character"),
-])
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("round(10, -99999999999)", "round takes -308 to 308 places"),
+        ("round(num_running, -99999999999)", "round takes"),
+        ("round(1e308) * round(1e308)", "the most is 1,024"),
+        ("round(num_running, 5000000000 * -1)", "round takes"),
+        ("1 if num_running else round(10, -99999999999)", "round takes"),
+        ("-" * 150 + "1", "nested"),
+        (f"max({','.join('1' * 97)})", "parts"),
+        ("not " * 40 + "1", "nested"),
+        ("(" * 60 + "1" + ")" * 60 + "." * 3, "can't be read"),
+        ("abs(" * 30 + "1" + ")" * 30, "nested"),
+        ("'\\ud800'", "half a character"),
+        ("request('\\udfff').num_tokens == '\\udfff'", "half a character"),
+    ],
+)
 def test_what_costs_too_much_is_refused_when_it_is_written(text: str, what: str) -> None:
     with pytest.raises(WatchError, match=what):
         cb.watch(text)

@@ -1,4 +1,6 @@
-"""Settings of the server on Binder: Voilà pages look and behave as under `cbviz explore`, and kernels without a page go."""
+"""Settings of the server on Binder: Voilà pages look and behave as under `cbviz explore`, and kernels without
+a page go.
+"""
 
 from typing import Any
 

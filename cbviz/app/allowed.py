@@ -1,8 +1,11 @@
-"""What a link or a message of the page may ask for. One list, by value, for both; what is not on it is refused.
+"""What a link or a message of the page may ask for.
 
-Anybody who has a page's link can open it and send messages. Neither may make this machine open a file, fetch a model or run code that its
-user did not name. So scenarios, models and every field that is text are compared with names, and nothing is looked up on disk for the answer:
-a refusal reads the same whether or not a file of that name exists. Python (a cell, `cb.Session`) is not asked: it is the user's own process.
+One list, by value, for both; what is not on it is refused.
+
+Anybody who has a page's link can open it and send messages. Neither may make this machine open a file, fetch
+a model or run code that its user did not name. So scenarios, models and every field that is text are compared
+with names, and nothing is looked up on disk for the answer: a refusal reads the same whether or not a file of
+that name exists. Python (a cell, `cb.Session`) is not asked: it is the user's own process.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ def installed() -> list[str]:
 
 @dataclass(frozen=True)
 class Allowed:
-    """`host`: what the user of this machine named, on the command line or in a cell. `alone`: only that user reaches the page, and may have a known model fetched."""
+    """`host`: what the user of this machine named, on the command line or in a cell.
+
+    `alone`: only that user reaches the page, and may have a known model fetched.
+    """
 
     host: Settings
     alone: bool = False
@@ -62,7 +68,9 @@ class Allowed:
         return [*(hub.names() if self.alone else installed()), TAPE, SIM]
 
     def sift(self, settings: Settings, changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Of `changes` to `settings` those that are allowed and right, with their values, and a sentence for each of the others."""
+        """Of `changes` to `settings` those that are allowed and right, with their values, and a sentence for
+        each of the others.
+        """
         good: dict[str, Any] = {}
         problems: list[str] = []
         fields: dict[str, Any] = {}
@@ -88,14 +96,19 @@ class Allowed:
         return settings.changed(good)
 
     def values(self, settings: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the config fields in `changes`. Raises ConfigError that says everything that is wrong with them."""
+        """The values of the config fields in `changes`.
+
+        Raises ConfigError that says everything that is wrong with them.
+        """
         good, problems = self.sift(settings, changes)
         if problems:
             raise ConfigError("\n".join(problems))
         return good
 
     def link(self, query: str) -> tuple[Settings, dict[str, str], list[str]]:
-        """What the address asks for: settings, the place (`run`, `step`), and a sentence for each thing in it that is wrong and left out."""
+        """What the address asks for: settings, the place (`run`, `step`), and a sentence for each thing in it
+        that is wrong and left out.
+        """
         problems: list[str] = []
         given: dict[str, str] = {}
         for key, value in parse_qsl(query, keep_blank_values=True):
@@ -137,12 +150,18 @@ _TEXTS: dict[str, Callable[[Allowed], Iterable[str]]] = {
     "modelled_device": lambda allowed: devices.DEVICES,
     "device": lambda allowed: ("auto", "cpu", "cuda"),
 }
-"""Fields of the configuration that are text without a fixed list of choices, each with the names that a page may choose."""
+"""Fields of the configuration that are text without a fixed list of choices, each with the names that a page
+may choose.
+"""
 
 
 def unlisted() -> list[str]:
     """Text fields of the configuration that have neither choices nor a list here: there must be none."""
-    return [n for n, f in CONFIG_FIELDS.items() if "str" in str(f.type) and not f.metadata["choices"] and n not in _TEXTS]
+    return [
+        n
+        for n, f in CONFIG_FIELDS.items()
+        if "str" in str(f.type) and not f.metadata["choices"] and n not in _TEXTS
+    ]
 
 
 def _one_of(name: str, value: str, names: Iterable[str]) -> str:

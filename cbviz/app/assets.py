@@ -1,4 +1,5 @@
-"""What the browser is given: our own ES modules linked into one script, the style sheet, and plotly.js from the installed package.
+"""What the browser is given: our own ES modules linked into one script, the style sheet, and plotly.js from
+the installed package.
 
 Nothing is fetched from elsewhere, and nothing of others is copied into the repository. Knows no session.
 """
@@ -26,13 +27,19 @@ export default { async render({ model, el }) {
   return A.render({ model, el, Plotly: P });
 } };
 """
-"""The widget's `_esm`. It must stay small: anywidget gives a module two seconds to load, and a big one on a busy page dies in silence."""
+"""The widget's `_esm`.
+
+It must stay small: anywidget gives a module two seconds to load, and a big one on a busy page dies in
+silence.
+"""
 
 
 def link(entry: str = "app.js", folder: Path = STATIC) -> str:
-    """One module out of the plain ES modules in `folder`, in order of dependence: imports dropped (`as` becomes a const), exports made local.
+    """One module out of the plain ES modules in `folder`, in order of dependence: imports dropped (`as`
+    becomes a const), exports made local.
 
-    All share one scope, so a name is defined once; `node --check` on the result finds a clash. Imports stand on one line and name no default.
+    All share one scope, so a name is defined once; `node --check` on the result finds a clash. Imports stand
+    on one line and name no default.
     """
     done: list[Path] = []
     out: list[str] = []

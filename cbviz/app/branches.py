@@ -1,7 +1,10 @@
-"""The branches of a run, and the saved runs beside them, as the explorer lists them. Knows sessions and files, no page.
+"""The branches of a run, and the saved runs beside them, as the explorer lists them.
 
-A branch either has an engine (a Session) or is asleep: its records, from which an engine is made again when somebody wants to go on with it. What a rewind
-drops stays as a branch asleep, and so does every branch but the shown one after a page was loaded again. Everything here is called from the player's worker.
+Knows sessions and files, no page.
+
+A branch either has an engine (a Session) or is asleep: its records, from which an engine is made again when
+somebody wants to go on with it. What a rewind drops stays as a branch asleep, and so does every branch but
+the shown one after a page was loaded again. Everything here is called from the player's worker.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ MOST_FILE_BYTES = 100_000_000
 """Larger recordings are for the command line."""
 
 
-
 @dataclass
 class Asleep:
     """A branch without an engine."""
@@ -44,7 +46,11 @@ class Asleep:
 
 @dataclass
 class Family:
-    """All branches of one run. `home`: where they are saved, None if nowhere. `runs[session]`: its file there ('' if it has none). `recipes`: how breakpoints were made."""
+    """All branches of one run.
+
+    `home`: where they are saved, None if nowhere. `runs[session]`: its file there ('' if it has none).
+    `recipes`: how breakpoints were made.
+    """
 
     home: Held | None
     runs: dict[Shown, str] = field(default_factory=dict)
@@ -57,14 +63,53 @@ class Family:
         return shown.root.tree() if isinstance(shown, Session) else []
 
     def rows(self, shown: Shown | None) -> list[dict[str, Any]]:
-        """What the page lists. Plain JSON: name, parent, at (the step it was forked at), steps, shown, live (it has an engine), done, root."""
+        """What the page lists.
+
+        Plain JSON: name, parent, at (the step it was forked at), steps, shown, live (it has an engine), done,
+        root.
+        """
         out = []
         for s in self.sessions(shown):
             parent, at = self.origin.get(s) or (s.parent.name if s.parent is not None else "", s.forked_at)
-            out.append({"name": s.name, "parent": parent, "at": at, "steps": len(s.trace), "shown": s is shown, "live": True, "done": s.done, "root": s.parent is None})
-        out += [{"name": a.name, "parent": a.parent, "at": a.at, "steps": len(a.trace), "shown": False, "live": False, "done": False, "root": False} for a in self.asleep]
+            out.append(
+                {
+                    "name": s.name,
+                    "parent": parent,
+                    "at": at,
+                    "steps": len(s.trace),
+                    "shown": s is shown,
+                    "live": True,
+                    "done": s.done,
+                    "root": s.parent is None,
+                }
+            )
+        out += [
+            {
+                "name": a.name,
+                "parent": a.parent,
+                "at": a.at,
+                "steps": len(a.trace),
+                "shown": False,
+                "live": False,
+                "done": False,
+                "root": False,
+            }
+            for a in self.asleep
+        ]
         if isinstance(shown, Recording):
-            out.insert(0, {"name": shown.name, "parent": "", "at": 0, "steps": len(shown.trace), "shown": True, "live": False, "done": True, "root": True})
+            out.insert(
+                0,
+                {
+                    "name": shown.name,
+                    "parent": "",
+                    "at": 0,
+                    "steps": len(shown.trace),
+                    "shown": True,
+                    "live": False,
+                    "done": True,
+                    "root": True,
+                },
+            )
         return out
 
     def find(self, shown: Shown | None, name: str) -> Session | Asleep:
@@ -82,34 +127,68 @@ class Family:
             name, n = f"{wish} ({n})", n + 1
         return name
 
-    # engines ------------------------------------------------------------------------------------------------------------
+    # engines ------------------------------------------------------------------------------------------------
 
     def check_room(self, shown: Session) -> None:
         """Raises ConfigError with the figures if another engine of the real model would be one too many."""
-        pools = [kv.num_bytes for s in self.sessions(shown) if (kv := getattr(s.runner, "kv", None)) is not None]
+        pools = [
+            kv.num_bytes for s in self.sessions(shown) if (kv := getattr(s.runner, "kv", None)) is not None
+        ]
         if getattr(shown.runner, "kv", None) is not None and len(pools) >= MOST_ENGINES:
-            raise ConfigError(f"{len(pools)} branches have a live engine of the real model, the most is {MOST_ENGINES}: each keeps a KV pool of its own, "
-                              f"{max(pools) / 1e6:.0f} MB here, {sum(pools) / 1e6:.0f} MB together (the weights are shared). Drop a branch first.")
+            raise ConfigError(
+                f"{len(pools)} branches have a live engine of the real model, the most is {MOST_ENGINES}: "
+                "each keeps a KV pool of its own, "
+                f"{max(pools) / 1e6:.0f} MB here, {sum(pools) / 1e6:.0f} MB together (the weights are "
+                "shared). Drop a branch first."
+            )
 
-    def fork(self, shown: Session, at: int, *, name: str | None, add: Sequence[dict[str, Any]] = (), remove: Sequence[str] = (), **changes: Any) -> Session:
-        """A new branch from step `at` of the shown one, with its breakpoints and watches. Raises what `Session.fork` does, and ConfigError for one engine too many."""
+    def fork(
+        self,
+        shown: Session,
+        at: int,
+        *,
+        name: str | None,
+        add: Sequence[dict[str, Any]] = (),
+        remove: Sequence[str] = (),
+        **changes: Any,
+    ) -> Session:
+        """A new branch from step `at` of the shown one, with its breakpoints and watches.
+
+        Raises what `Session.fork` does, and ConfigError for one engine too many.
+        """
         self.check_room(shown)
         if name is not None and name != self.free_name(shown, name):
             raise ConfigError(f"a branch named {name!r} exists already")
         with shown.turn:
             return self._fork(shown, at, name, add, remove, changes)
 
-    def _fork(self, shown: Session, at: int, name: str | None, add: Sequence[dict[str, Any]], remove: Sequence[str], changes: dict[str, Any]) -> Session:
+    def _fork(
+        self,
+        shown: Session,
+        at: int,
+        name: str | None,
+        add: Sequence[dict[str, Any]],
+        remove: Sequence[str],
+        changes: dict[str, Any],
+    ) -> Session:
         # What the user did since the last step stands in no record yet: the branch takes it along.
         waiting = shown.engine.inputs if at == len(shown.trace) else []
         added = [i["spec"] for i in waiting if i["op"] == "add"]
         if name is None and waiting and changes:
-            name = self.free_name(shown, ", ".join(f"{k}={v}" for k, v in changes.items()))  # by what is changed now
+            name = self.free_name(
+                shown, ", ".join(f"{k}={v}" for k, v in changes.items())
+            )  # by what is changed now
         gone = [*(i["request_id"] for i in waiting if i["op"] == "abort"), *remove]
         for i in waiting:
             if i["op"] == "configure":
                 changes = {**i["changes"], **changes}
-        new = shown.fork(at, name=name, add=add, remove=[r for r in dict.fromkeys(gone) if r not in {x.request_id for x in added}], **changes)
+        new = shown.fork(
+            at,
+            name=name,
+            add=add,
+            remove=[r for r in dict.fromkeys(gone) if r not in {x.request_id for x in added}],
+            **changes,
+        )
         for spec in added:
             if spec.request_id not in gone:
                 new.engine.add(spec)
@@ -128,7 +207,10 @@ class Family:
             new.autosave(self.home.path(run))
 
     def wake(self, shown: Shown, name: str, progress: opening.Progress) -> Session:
-        """The branch `name` with an engine of its own, made from its records if it was asleep. Raises ConfigError, ReplayError, KeyError."""
+        """The branch `name` with an engine of its own, made from its records if it was asleep.
+
+        Raises ConfigError, ReplayError, KeyError.
+        """
         found = self.find(shown, name)
         if isinstance(found, Session):
             return found
@@ -147,14 +229,24 @@ class Family:
         return new
 
     def rewind(self, s: Session, step: int) -> str | None:
-        """Rewinds `s`; what comes later stays as a branch asleep, whose name is returned (None if nothing did). Raises IndexError, ReplayError."""
+        """Rewinds `s`; what comes later stays as a branch asleep, whose name is returned (None if nothing
+        did). Raises IndexError, ReplayError.
+        """
         with s.turn:
             old, end = s.trace, len(s.trace)
             if not 0 <= step < end:
                 s.rewind(step)
                 return None
-            later = Asleep(self.free_name(s, f"{s.name} to step {end}"), old, s.name, step, runner=None if s.runner_name in ("sim", "torch") else s.runner)
-            problem = self._save_asleep(later)  # before the run's own file is shortened: a crash in between loses nothing
+            later = Asleep(
+                self.free_name(s, f"{s.name} to step {end}"),
+                old,
+                s.name,
+                step,
+                runner=None if s.runner_name in ("sim", "torch") else s.runner,
+            )
+            problem = self._save_asleep(
+                later
+            )  # before the run's own file is shortened: a crash in between loses nothing
             try:
                 s.rewind(step)
             except BaseException:
@@ -167,7 +259,10 @@ class Family:
         return later.name
 
     def _save_asleep(self, branch: Asleep) -> str:
-        """Writes a branch asleep into a file of its own, if branches are saved. Returns why that was not possible; '' otherwise."""
+        """Writes a branch asleep into a file of its own, if branches are saved.
+
+        Returns why that was not possible; '' otherwise.
+        """
         if self.home is None:
             return ""
         try:
@@ -175,7 +270,10 @@ class Family:
             branch.trace.save(self.home.path(branch.run))
         except OSError as e:
             branch.run = ""
-            return f"Branch “{branch.name}” is not saved ({e.strerror or e}). It is lost when the page is loaded again."
+            return (
+                f"Branch “{branch.name}” is not saved ({e.strerror or e}). It is lost when the page is "
+                "loaded again."
+            )
         return ""
 
     def rename(self, shown: Shown, name: str, new: str) -> None:
@@ -195,7 +293,10 @@ class Family:
         self.origin = {s: (new if p == name else p, at) for s, (p, at) in self.origin.items()}
 
     def drop(self, shown: Shown, name: str) -> Session | None:
-        """Forgets a branch, and those with an engine that come from it. Returns the session to show instead if the shown one went. Raises ConfigError, KeyError."""
+        """Forgets a branch, and those with an engine that come from it.
+
+        Returns the session to show instead if the shown one went. Raises ConfigError, KeyError.
+        """
         found = self.find(shown, name)
         if isinstance(found, Asleep):
             self.asleep.remove(found)
@@ -207,7 +308,7 @@ class Family:
             self.origin.pop(s, None)
         return parent if shown in gone else None
 
-    # breakpoints --------------------------------------------------------------------------------------------------------
+    # breakpoints --------------------------------------------------------------------------------------------
 
     def break_on(self, shown: Shown, **wish: Any) -> Breakpoint:
         """Sets a breakpoint for all branches. Raises ConfigError, WatchError."""
@@ -221,28 +322,47 @@ class Family:
         self.recipes[b.name] = wish
         return b
 
-    # files --------------------------------------------------------------------------------------------------------------
+    # files --------------------------------------------------------------------------------------------------
 
     def remember(self, shown: Shown | None) -> None:
-        """Write down, beside the autosaved branches, what the family is, so that a page that is loaded again finds it."""
+        """Write down, beside the autosaved branches, what the family is, so that a page that is loaded again
+        finds it.
+        """
         if self.home is None or shown is None:
             return
-        members: list[dict[str, Any]] = [{"run": a.run, "name": a.name, "parent": a.parent, "at": a.at} for a in self.asleep if a.run]
+        members: list[dict[str, Any]] = [
+            {"run": a.run, "name": a.name, "parent": a.parent, "at": a.at} for a in self.asleep if a.run
+        ]
         for s, row in zip(self.sessions(shown), self.rows(shown)):
             if mine := self.runs.get(s, ""):
                 members.append({"run": mine, "name": row["name"], "parent": row["parent"], "at": row["at"]})
         if isinstance(shown, Recording) and (mine := self.runs.get(shown, "")):
             members.append({"run": mine, "name": shown.name, "parent": "", "at": 0})
-        stops = [{"on": self.recipes[b.name], "enabled": b.enabled} for b in shown.breakpoints if isinstance(b, Breakpoint) and b.name in self.recipes]
+        stops = [
+            {"on": self.recipes[b.name], "enabled": b.enabled}
+            for b in shown.breakpoints
+            if isinstance(b, Breakpoint) and b.name in self.recipes
+        ]
         watches = [w.expression for w in shown.watches]
         path = kept.family_path(self.home.folder)
         if len(members) < 2 and not stops and not watches and not path.exists():
             return
         with suppress(OSError):
-            write_text(path, json.dumps({"shown": self.runs.get(shown, kept.MAIN), "members": members, "breakpoints": stops, "watches": watches}))
+            write_text(
+                path,
+                json.dumps(
+                    {
+                        "shown": self.runs.get(shown, kept.MAIN),
+                        "members": members,
+                        "breakpoints": stops,
+                        "watches": watches,
+                    }
+                ),
+            )
 
     def recall(self, shown: Shown, run: str, folder: Path) -> list[str]:
-        """Undo a reload: names, branches (asleep), breakpoints and watches as they were written down in `folder`. `run`: the file of the shown branch.
+        """Undo a reload: names, branches (asleep), breakpoints and watches as they were written down in
+        `folder`. `run`: the file of the shown branch.
 
         Returns a sentence for each that is left out.
         """
@@ -255,7 +375,11 @@ class Family:
                     self.origin[shown] = m["parent"], m["at"]
                 continue
             try:
-                self.asleep.append(Asleep(m["name"], load(kept.branch_path(folder, m["run"])), m["parent"], m["at"], m["run"]))
+                self.asleep.append(
+                    Asleep(
+                        m["name"], load(kept.branch_path(folder, m["run"])), m["parent"], m["at"], m["run"]
+                    )
+                )
             except (OSError, ValueError):
                 dropped.append(f"Branch “{m['name']}” cannot be read and is missing.")
         for b in told.get("breakpoints", []):
@@ -290,7 +414,9 @@ def checked_watch(expression: str, trace: Trace, at: Cursor) -> Watch:
 
 
 def saved() -> list[dict[str, Any]]:
-    """Saved runs of the command line, which a page may list where nobody but the user of this machine reaches it. Plain JSON: id, label."""
+    """Saved runs of the command line, which a page may list where nobody but the user of this machine reaches
+    it. Plain JSON: id, label.
+    """
     out = []
     with suppress(OSError, ValueError):
         for path in runs.recent():
@@ -300,7 +426,9 @@ def saved() -> list[dict[str, Any]]:
 
 
 def trace_of(family: Family, shown: Shown, key: str, *, alone: bool) -> tuple[str, Trace]:
-    """Name and trace of what the page picked: `branch:NAME`, or `file:ID` where the user of this machine is alone with it. Raises KeyError, TraceError."""
+    """Name and trace of what the page picked: `branch:NAME`, or `file:ID` where the user of this machine is
+    alone with it. Raises KeyError, TraceError.
+    """
     kind, _, name = key.partition(":")
     if kind == "branch":
         if isinstance(shown, Recording) and name == shown.name:
@@ -310,5 +438,3 @@ def trace_of(family: Family, shown: Shown, key: str, *, alone: bool) -> tuple[st
     if name not in known:
         raise KeyError(f"no saved run {name!r}")
     return known[name], load(runs.folder() / f"{name}.jsonl")
-
-

@@ -1,7 +1,10 @@
-"""What a debugger does, for the explorer's run loop: branches, rewind, breakpoints, comparison, questions. Knows the player's worker and session, no widget.
+"""What a debugger does, for the explorer's run loop: branches, rewind, breakpoints, comparison, questions.
 
-Owns the family of branches, why the run stopped, and what the page asked about. A command comes as a message of the page; the answer goes to the control that
-sent it (`said`), or is one of `family`, `forkform`, `breaks`, `stop`, `compared`.
+Knows the player's worker and session, no widget.
+
+Owns the family of branches, why the run stopped, and what the page asked about. A command comes as a message
+of the page; the answer goes to the control that sent it (`said`), or is one of `family`, `forkform`,
+`breaks`, `stop`, `compared`.
 """
 
 from __future__ import annotations
@@ -45,9 +48,24 @@ class Debugger:
         """The page shows the accounts."""
         self._finishing = False
         self._commands: dict[str, Callable[[Any, dict[str, Any]], Awaitable[None]]] = {
-            "forkform": self._form, "fork": self._fork, "rewind": self._rewind, "branch": self._switch, "rename": self._rename, "drop": self._drop, "finish": self._finish,
-            "break": self._break, "break-set": self._break_set, "break-remove": self._break_remove, "watch": self._watch, "watch-remove": self._watch_remove,
-            "run-on": self._run_on, "run-back": self._run_back, "compare": self._compare, "files": self._files, "ask": self._ask, "account": self._account,
+            "forkform": self._form,
+            "fork": self._fork,
+            "rewind": self._rewind,
+            "branch": self._switch,
+            "rename": self._rename,
+            "drop": self._drop,
+            "finish": self._finish,
+            "break": self._break,
+            "break-set": self._break_set,
+            "break-remove": self._break_remove,
+            "watch": self._watch,
+            "watch-remove": self._watch_remove,
+            "run-on": self._run_on,
+            "run-back": self._run_back,
+            "compare": self._compare,
+            "files": self._files,
+            "ask": self._ask,
+            "account": self._account,
         }
 
     def knows(self, name: str) -> bool:
@@ -65,7 +83,7 @@ class Debugger:
             self.p.tell(loading=None, progress=-1)
             self.p.post({"type": "said", "cmd": m["cmd"], "error": text or type(e).__name__})
 
-    # what the page is told ----------------------------------------------------------------------------------------------
+    # what the page is told ----------------------------------------------------------------------------------
 
     def tell(self) -> None:
         """Branches, breakpoints and why it stopped: after a reload or another session."""
@@ -83,8 +101,17 @@ class Debugger:
         s = self.p.session
         if s is not None:
             stops = [as_breakpoint(b) for b in s.breakpoints]
-            self.p.post({"type": "breaks", "events": [*FIRST_EVENTS, *(e for e in EVENTS if e not in FIRST_EVENTS)], "watches": [w.name for w in s.watches],
-                         "items": [{"name": b.name, "enabled": b.enabled, "hits": b.hits, "error": b.error} for b in stops]})
+            self.p.post(
+                {
+                    "type": "breaks",
+                    "events": [*FIRST_EVENTS, *(e for e in EVENTS if e not in FIRST_EVENTS)],
+                    "watches": [w.name for w in s.watches],
+                    "items": [
+                        {"name": b.name, "enabled": b.enabled, "hits": b.hits, "error": b.error}
+                        for b in stops
+                    ],
+                }
+            )
 
     def remember(self) -> None:
         """Writes the family down for the next reload, when the worker comes to it."""
@@ -100,7 +127,9 @@ class Debugger:
             self.tell_breaks()
 
     def details(self, s: Shown, trace: Trace, at: Cursor) -> dict[str, Any]:
-        """For the why panel, at the cursor: the event that was just walked over, what was asked about, and the watches. Called in the worker."""
+        """For the why panel, at the cursor: the event that was just walked over, what was asked about, and
+        the watches. Called in the worker.
+        """
         out = dict[str, Any]()
         if at.step:
             out["num_events"] = len(trace.record(at.step).events)
@@ -113,13 +142,18 @@ class Debugger:
         return out
 
     def _watched(self, s: Shown, trace: Trace, at: Cursor) -> list[list[str]]:
-        """Name and value of each watch. One that costs too much at this step is dropped, and the page says so."""
+        """Name and value of each watch.
+
+        One that costs too much at this step is dropped, and the page says so.
+        """
         values = []
         for w in list(s.watches):
             try:
                 values.append([w.name, plain_value(w.value(trace, at))])
             except WatchError as e:
-                self.p.loop.call_soon_threadsafe(self._drop_watch, s, w, f"At step {at.step} a watch was dropped: {e}.")
+                self.p.loop.call_soon_threadsafe(
+                    self._drop_watch, s, w, f"At step {at.step} a watch was dropped: {e}."
+                )
         return values
 
     def _drop_watch(self, s: Shown, w: Watch, why: str) -> None:
@@ -129,7 +163,9 @@ class Debugger:
             self._watches_changed()
 
     def accounts(self, trace: Trace, at: Cursor, whole: bool) -> dict[str, Any] | None:
-        """The accounts of the step at the cursor and of the run up to it; with `whole`, contiguous reservation over the recorded run. Called in the worker."""
+        """The accounts of the step at the cursor and of the run up to it; with `whole`, contiguous
+        reservation over the recorded run. Called in the worker.
+        """
         if not self.accounting or not at.step:
             return None
         if not trace.has("accounting"):
@@ -137,11 +173,15 @@ class Debugger:
         out = step_account(trace.record(at.step))
         if whole:
             sums = summary(trace, Cursor(at.step))
-            out["run"] = {"steps": sums["num_steps"], "tokens": list(sums["tokens"].items()), "slots": list(sums["slot_steps"].items())}
+            out["run"] = {
+                "steps": sums["num_steps"],
+                "tokens": list(sums["tokens"].items()),
+                "slots": list(sums["slot_steps"].items()),
+            }
             out["reservation"] = reserved(trace)
         return out
 
-    # branches -----------------------------------------------------------------------------------------------------------
+    # branches -----------------------------------------------------------------------------------------------
 
     def _at(self, s: Shown) -> Cursor:
         return self.p.place(s)[1]
@@ -153,21 +193,53 @@ class Debugger:
 
     async def _form(self, s: Shown, m: dict[str, Any]) -> None:
         live, at = self._live(s, "fork"), self._at(s).step
-        self.p.post({"type": "forkform", "at": at, "fields": await self.p.work(lambda: opening.fork_fields(live, at)), "name": live.name})
+        self.p.post(
+            {
+                "type": "forkform",
+                "at": at,
+                "fields": await self.p.work(lambda: opening.fork_fields(live, at)),
+                "name": live.name,
+            }
+        )
 
     async def _fork(self, s: Shown, m: dict[str, Any]) -> None:
         live, p = self._live(s, "fork"), self.p
         await p.stop()
         at = int(m.get("at", self._at(s).step))
-        changes = p.allowed.values(p.settings, {str(k): v if v != "" else None for k, v in (m.get("changes") or {}).items()})
-        add = [{"prompt": str(m["prompt"]), "chat": live.tokenizer is not None, **opening.asked(m)}] if m.get("prompt") else []
+        changes = p.allowed.values(
+            p.settings, {str(k): v if v != "" else None for k, v in (m.get("changes") or {}).items()}
+        )
+        add = (
+            [{"prompt": str(m["prompt"]), "chat": live.tokenizer is not None, **opening.asked(m)}]
+            if m.get("prompt")
+            else []
+        )
         remove = [str(m["remove"])] if m.get("remove") else []
         if getattr(live.runner, "kv", None) is not None:
-            p.tell(loading=f"Forking at step {at}: the KV blocks that are needed are computed again …", progress=-1)
-        new = await p.work(lambda: self.family.fork(live, at, name=str(m["name"]).strip() or None if m.get("name") else None, add=add, remove=remove, **changes))
+            p.tell(
+                loading=f"Forking at step {at}: the KV blocks that are needed are computed again …",
+                progress=-1,
+            )
+        new = await p.work(
+            lambda: self.family.fork(
+                live,
+                at,
+                name=str(m["name"]).strip() or None if m.get("name") else None,
+                add=add,
+                remove=remove,
+                **changes,
+            )
+        )
         self._show(new)
         p.post({"type": "said", "cmd": "fork", "name": new.name, "recomputed": new.recomputed_blocks})
-        p.tell(banner=f"Branch “{new.name}” stands at step {at}{_computed(new)}. Step or play it; “{live.name}” stays as it is.", bad=False, offer=None)
+        p.tell(
+            banner=(
+                f"Branch “{new.name}” stands at step {at}{_computed(new)}. Step or play it; “{live.name}” "
+                "stays as it is."
+            ),
+            bad=False,
+            offer=None,
+        )
 
     def _show(self, session: Session) -> None:
         """Another branch is looked at."""
@@ -200,8 +272,17 @@ class Debugger:
             p.tell(loading=f"Rewinding to step {step} …", progress=-1)
         kept = await p.work(lambda: self.family.rewind(live, step))
         self.stop = None
-        p.tell(loading=None, progress=-1, num_requests=live.num_requests, bad=False, offer={"text": "Undo", "cmd": "branch", "name": kept} if kept else None,
-               banner=f"The engine stands at step {step} again{_computed(live)}. What came later is kept as branch “{kept}”.")
+        p.tell(
+            loading=None,
+            progress=-1,
+            num_requests=live.num_requests,
+            bad=False,
+            offer={"text": "Undo", "cmd": "branch", "name": kept} if kept else None,
+            banner=(
+                f"The engine stands at step {step} again{_computed(live)}. What came later is kept as "
+                f"branch “{kept}”."
+            ),
+        )
         p.controls()
         p.flush()
         self.tell()
@@ -241,7 +322,10 @@ class Debugger:
             while self._finishing and p.session is s and await p.work(burst):
                 n = branch.num_requests
                 done = branch.trace.state().num_ended
-                p.tell(loading=f"Running {branch.name}: step {len(branch.trace)}, {done} of {n} requests done", progress=done / n if n else -1)
+                p.tell(
+                    loading=f"Running {branch.name}: step {len(branch.trace)}, {done} of {n} requests done",
+                    progress=done / n if n else -1,
+                )
         finally:
             self._finishing = False
             p.tell(loading=None, progress=-1, banner=None, offer=None, bad=False)
@@ -252,7 +336,7 @@ class Debugger:
     def pause(self) -> None:
         self._finishing = False
 
-    # breakpoints --------------------------------------------------------------------------------------------------------
+    # breakpoints --------------------------------------------------------------------------------------------
 
     def _enabled(self, s: Shown) -> list[Breakpoint]:
         stops = [as_breakpoint(b) for b in s.breakpoints]
@@ -266,7 +350,10 @@ class Debugger:
         when = wish.get("when", "").strip()
         if when.startswith("lambda"):
             if not self.p.allow_code:
-                raise ConfigError("A Python predicate is for a notebook, or a server started with: cbviz explore --allow-code. An expression such as kv_usage > 0.9 always goes")
+                raise ConfigError(
+                    "A Python predicate is for a notebook, or a server started with: cbviz explore "
+                    "--allow-code. An expression such as kv_usage > 0.9 always goes"
+                )
             b = self.family.break_on(s, event=typed.predicate(when))
             del self.family.recipes[b.name]  # code is not written down
         else:
@@ -350,7 +437,7 @@ class Debugger:
 
     _next: Stop | None = None
 
-    # comparison and questions -------------------------------------------------------------------------------------------
+    # comparison and questions -------------------------------------------------------------------------------
 
     async def _files(self, s: Shown, m: dict[str, Any]) -> None:
         files = await self.p.work(branches.saved) if self.p.alone else []
@@ -375,22 +462,34 @@ class Debugger:
             self.p.post({**head, "type": "comparedrun", "i": i}, buffers)
 
     async def _ask(self, s: Shown, m: dict[str, Any]) -> None:
-        self.about = ("request", str(m["request"])) if m.get("request") is not None else ("block", int(m["block"])) if m.get("block") is not None else None
+        self.about = (
+            ("request", str(m["request"]))
+            if m.get("request") is not None
+            else ("block", int(m["block"]))
+            if m.get("block") is not None
+            else None
+        )
         self.p.explain_again()
 
     async def _account(self, s: Shown, m: dict[str, Any]) -> None:
         self.accounting = bool(m["on"])
         self.p.explain_again()
 
-    # another session ----------------------------------------------------------------------------------------------------
+    # another session ----------------------------------------------------------------------------------------
 
     def begin(self, session: Shown, branch: str = kept.MAIN) -> None:
-        """A family of its own for `session`, saved where the page's run is saved. `branch`: the file of this session there."""
+        """A family of its own for `session`, saved where the page's run is saved.
+
+        `branch`: the file of this session there.
+        """
         self.family = Family(self.p.writer.held)
         self.family.runs[session] = branch if self.family.home is not None else ""
 
     def renew(self, old: Shown | None, new: Shown, close: bool) -> None:
-        """A session that has nothing to do with the old one takes its place; breakpoints and watches stay. `close`: the old one and its branches end."""
+        """A session that has nothing to do with the old one takes its place; breakpoints and watches stay.
+
+        `close`: the old one and its branches end.
+        """
         recipes = self.family.recipes
         self.begin(new)
         self.family.recipes = recipes
@@ -408,17 +507,35 @@ class Debugger:
 
 
 def answer(trace: Trace, at: Cursor, kind: str, what: Any) -> dict[str, Any]:
-    """What there is to say about a request (what a waiting one lacks, what held a running one back) or a block, at the cursor. Plain JSON."""
+    """What there is to say about a request (what a waiting one lacks, what held a running one back) or a
+    block, at the cursor. Plain JSON.
+    """
     said: list[Any] = []
     if kind == "block":
         w = why_block(trace, at, what)
-        return {"title": f"Block {what}, step {at.step}", "request": None, "block": what, "items": list(map(told, w.sentences))}
+        return {
+            "title": f"Block {what}, step {at.step}",
+            "request": None,
+            "block": what,
+            "items": list(map(told, w.sentences)),
+        }
     state = trace.state(at)
     r = state.requests.get(what)
     if r is None:
-        return {"title": what, "request": what, "block": None, "items": [{"kind": "waits", "text": f"{what} has not arrived yet", "ids": []}]}
+        return {
+            "title": what,
+            "request": what,
+            "block": None,
+            "items": [{"kind": "waits", "text": f"{what} has not arrived yet", "ids": []}],
+        }
     waits = what in state.waiting
-    said += why_waiting(trace, at, what).sentences if waits else why_chunk(trace, at.step, what).sentences if at.step and not r.finished else []
+    said += (
+        why_waiting(trace, at, what).sentences
+        if waits
+        else why_chunk(trace, at.step, what).sentences
+        if at.step and not r.finished
+        else []
+    )
     if r.num_preemptions and trace.has("reasons"):
         said += why_preempted(trace, at, what).sentences
     if not waits and trace.has("reasons"):
@@ -435,7 +552,13 @@ def plain_value(value: Any) -> str:
     """A watch's value as the page shows it."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no"}.get(value, "–") if value is not None else "–"
-    text = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    text = (
+        f"{value:,.4g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
 
 

@@ -1,4 +1,7 @@
-"""`explorer()`: the whole explorer as one widget. Binds the page to a Player; owns neither the run nor the picture."""
+"""`explorer()`: the whole explorer as one widget.
+
+Binds the page to a Player; owns neither the run nor the picture.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +44,27 @@ class Explorer(anywidget.AnyWidget):
         super().close()
 
 
-def explorer(session: Session | Trace | None = None, *, scenario: str | None = None, model: str | None = None, **config: Any) -> Explorer:
+def explorer(
+    session: Session | Trace | None = None,
+    *,
+    scenario: str | None = None,
+    model: str | None = None,
+    **config: Any,
+) -> Explorer:
     """The explorer of `session`; of a recording, if it is given a Trace; without one, of a new session.
 
-    `scenario`: a preset, a file of requests, or '' for an empty start. `model`: a model's name, `sim`, or `tape` (recorded tokens);
-    without one, the real model if this machine has room for it (`light.reason`). Other keywords are fields of EngineConfig.
-    In a Voilà page the address may set them too: `?scenario=burst&model=sim&seed=3`. Raises ConfigError.
+    `scenario`: a preset, a file of requests, or '' for an empty start. `model`: a model's name, `sim`, or
+    `tape` (recorded tokens); without one, the real model if this machine has room for it (`light.reason`).
+    Other keywords are fields of EngineConfig. In a Voilà page the address may set them too:
+    `?scenario=burst&model=sim&seed=3`. Raises ConfigError.
     """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        raise RuntimeError("the explorer needs a notebook's event loop: call it in JupyterLab or Voilà (cbviz lab, cbviz explore)") from None
+        raise RuntimeError(
+            "the explorer needs a notebook's event loop: call it in JupyterLab or Voilà (cbviz lab, cbviz "
+            "explore)"
+        ) from None
     query = os.environ.get("QUERY_STRING", "")
     in_voila = "voila" in os.environ.get("SERVER_SOFTWARE", "").lower()
     wanted = scenario if scenario is not None else os.environ.get("CBVIZ_SCENARIO", opening.DEFAULT_SCENARIO)
@@ -78,12 +91,24 @@ def explorer(session: Session | Trace | None = None, *, scenario: str | None = N
         else:
             loop.call_soon_threadsafe(widget.send, message, buffers)
 
-    player = Player(send, settings, session=shown, run=place.get("run"), at_step=step, address=in_voila and session is None,
-                    allow_code=in_voila and os.environ.get("CBVIZ_ALLOW_CODE") == "1",
-                    note=f"Light mode, without the real model: {lacking}." if lacking else "", loop=loop,
-                    browser=os.environ.get("CBVIZ_BROWSER", ""), alone=alone, host=host)
+    player = Player(
+        send,
+        settings,
+        session=shown,
+        run=place.get("run"),
+        at_step=step,
+        address=in_voila and session is None,
+        allow_code=in_voila and os.environ.get("CBVIZ_ALLOW_CODE") == "1",
+        note=f"Light mode, without the real model: {lacking}." if lacking else "",
+        loop=loop,
+        browser=os.environ.get("CBVIZ_BROWSER", ""),
+        alone=alone,
+        host=host,
+    )
     widget.player = player
     if problems:
-        player.notice("\n".join(["These parts of the address are wrong and were ignored:", *problems]), bad=True)
+        player.notice(
+            "\n".join(["These parts of the address are wrong and were ignored:", *problems]), bad=True
+        )
     widget.on_msg(lambda _, message, buffers: player.receive(message))
     return widget

@@ -1,8 +1,11 @@
-"""A recorded run as one page that opens from disk: the explorer without a kernel. Owns the page and what is packed into it; knows no session.
+"""A recorded run as one page that opens from disk: the explorer without a kernel.
 
-The page is drawn by the explorer's own modules. `static/recorded.js` stands in for the kernel: it sends them the messages that `wire` and
-`player` would send, made from a strip of changes, one entry an event of every step, and from the sentences and figures of each step,
-which are computed here. Everything packed is gzip and base64, so no prompt can be read as markup; what stands in the page as text is escaped.
+Owns the page and what is packed into it; knows no session.
+
+The page is drawn by the explorer's own modules. `static/recorded.js` stands in for the kernel: it sends them
+the messages that `wire` and `player` would send, made from a strip of changes, one entry an event of every
+step, and from the sentences and figures of each step, which are computed here. Everything packed is gzip and
+base64, so no prompt can be read as markup; what stands in the page as text is escaped.
 """
 
 from __future__ import annotations
@@ -20,7 +23,20 @@ from typing import Any
 
 from cbviz import __version__
 from cbviz.app import assets
-from cbviz.app.wire import NULL, ROW_WORDS, Wire, block_words, config_head, copies, event_sentence, inside_message, metrics_message, reserved, step_account, why_message
+from cbviz.app.wire import (
+    NULL,
+    ROW_WORDS,
+    Wire,
+    block_words,
+    config_head,
+    copies,
+    event_sentence,
+    inside_message,
+    metrics_message,
+    reserved,
+    step_account,
+    why_message,
+)
 from cbviz.messages import StepRecord
 from cbviz.trace import Cursor, Trace
 from cbviz.trace.autosave import write_text
@@ -31,13 +47,20 @@ from cbviz.trace.state import State
 from cbviz.trace.utilisation import profiled_steps
 
 FIGURES_EVERY_STEP = 1000
-"""A run of up to so many steps has its figures at each of them. They cost time in proportion to the step: a longer run has them less often, and the page says up to which step."""
+"""A run of up to so many steps has its figures at each of them.
+
+They cost time in proportion to the step: a longer run has them less often, and the page says up to which
+step.
+"""
 FIELDS = ROW_WORDS - 2
 """A row's fields between its index and its blocks."""
 
 
 def export_html(trace: Trace, path: str | Path, *, title: str | None = None, step: int | None = None) -> Path:
-    """Writes the page of `trace` (see `page`) to `path`; the file appears complete or not at all. Returns its path."""
+    """Writes the page of `trace` (see `page`) to `path`; the file appears complete or not at all.
+
+    Returns its path.
+    """
     text = page(trace, title=title, step=step)
     target = Path(path)
     write_text(target, text)
@@ -49,46 +72,76 @@ def _fullest(trace: Trace) -> int:
     return min(trace, key=lambda r: r.gauges.num_free_blocks).step
 
 
-# what is packed ---------------------------------------------------------------------------------------------------------
+# what is packed ---------------------------------------------------------------------------------------------
 
 
 def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
-    """Everything that the page shows: a JSON head (its length first, uint32) and binary buffers, each from a multiple of 8 bytes on. Little-endian."""
+    """Everything that the page shows: a JSON head (its length first, uint32) and binary buffers, each from a
+    multiple of 8 bytes on. Little-endian.
+    """
     wire = _Strip()
     made = wire.message(trace, Cursor(0))
     assert made is not None
     first, buffers = made
-    if trace.resizes:  # the map has room for the largest pool of the run; what is not there yet, or no more, is drawn as the null block is
-        most, place = max(trace.header.num_blocks, *(n for _, _, n in trace.resizes)), first["b"].index("words")
+    # the map has room for the largest pool of the run; what is not there yet, or no more, is drawn as the
+    # null block is
+    if trace.resizes:
+        most, place = (
+            max(trace.header.num_blocks, *(n for _, _, n in trace.resizes)),
+            first["b"].index("words"),
+        )
         buffers[place] += array("I", [0, NULL] * (most - trace.header.num_blocks)).tobytes()
         first["num_blocks"] = most
     ticks, offsets = wire.strip(trace)
     first["words"] = wire.all_words
-    first["meta"]["workload"] = Path(trace.header.workload).name  # a page is passed on; where a file lay on this machine is nobody's business
+    first["meta"]["workload"] = Path(
+        trace.header.workload
+    ).name  # a page is passed on; where a file lay on this machine is nobody's business
     figures, names, at = _figures(trace)
     said = _Sentences()
     for n in range(len(trace) + 1):
-        said.step(why_message(trace, n)["items"], [event_sentence(trace, n, i) for i in range(len(trace.record(n).events))] if n else ())
+        said.step(
+            why_message(trace, n)["items"],
+            [event_sentence(trace, n, i) for i in range(len(trace.record(n).events))] if n else (),
+        )
     watched = profiled_steps(trace)
     h = trace.header
     model = "simulator" if h.runner == "sim" else h.model or h.runner
-    own = {"strip": ticks, "offsets": array("I", offsets).tobytes(), "figures": figures, "said": bytes(said.out), "saidat": array("I", said.offsets).tobytes()}
+    own = {
+        "strip": ticks,
+        "offsets": array("I", offsets).tobytes(),
+        "figures": figures,
+        "said": bytes(said.out),
+        "saidat": array("I", said.offsets).tobytes(),
+    }
     head = {
         "first": first,
         "configs": wire.configs,
         "said": {"frames": list(said.frames), "ids": list(said.ids)},
         "accounts": _accounts(trace),
-        "inside": {r.step: m for r in trace if (m := inside_message(trace, r.step, watched))["profile"] or m["device"] or m["moved"]},
+        "inside": {
+            r.step: m
+            for r in trace
+            if (m := inside_message(trace, r.step, watched))["profile"] or m["device"] or m["moved"]
+        },
         "watched": watched,
         "experts": _experts(trace),
         "copies": {r.step: pairs for r in trace if (pairs := copies(r))},
         "figures": {"names": names, "at": at, "clock": h.clock},
         "step": step,
-        "title": [title, model, f"{h.device}, {h.clock}", str(h.config.get("discipline", "")), str(h.config.get("policy", ""))],
+        "title": [
+            title,
+            model,
+            f"{h.device}, {h.clock}",
+            str(h.config.get("discipline", "")),
+            str(h.config.get("policy", "")),
+        ],
         "num_requests": trace.state().num_requests,
         "buffers": [[name, len(b)] for name, b in zip([*first["b"], *own], [*buffers, *own.values()])],
     }
-    text = json.dumps(head, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    text = json.dumps(head, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
+        "utf-8", "replace"
+    )
     out = bytearray(len(text).to_bytes(4, "little") + text)
     for b in (*buffers, *own.values()):
         out += bytes(-len(out) % 8) + b
@@ -96,15 +149,16 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
 
 
 class _Strip(Wire):
-    """What each event changes in the page's picture, as varints (seven bits a byte, the lowest first), after the pattern of `Wire`'s rows and words.
+    """What each event changes in the page's picture, as varints (seven bits a byte, the lowest first), after
+    the pattern of `Wire`'s rows and words.
 
-        step   n x events + 1, padding tokens, n x chunk (request, start, tokens, kind), a tick for each event, and one for the end of the step
-        tick   rows * 8 + 4 (settings) + 2 (queues) + 1 (blocks), then each of these:
-          row     request, which fields, their changes (zigzag), the table's splice
-          blocks  n x (id, zigzag against the one before; owner + 1; sharers; slots filled * 16 + flags)
-          queues  splice of the waiting, splice of the running
-          settings  index into `configs`
-        splice kept in front, kept at the back, n x new
+    step   n x events + 1, padding tokens, n x chunk (request, start, tokens, kind), a tick for each event, and one for the end of the step
+    tick   rows * 8 + 4 (settings) + 2 (queues) + 1 (blocks), then each of these:
+      row     request, which fields, their changes (zigzag), the table's splice
+      blocks  n x (id, zigzag against the one before; owner + 1; sharers; slots filled * 16 + flags)
+      queues  splice of the waiting, splice of the running
+      settings  index into `configs`
+    splice kept in front, kept at the back, n x new
     """
 
     def strip(self, trace: Trace) -> tuple[bytes, list[int]]:
@@ -168,10 +222,13 @@ class _Strip(Wire):
 
 
 class _Sentences:
-    """The sentences of each step and of its events, as varints. What is said over and over differs in its numbers and requests only.
+    """The sentences of each step and of its events, as varints.
 
-        step      n, n x sentence, m, m x sentence (one an event)
-        sentence  frame (its kind and the text around its numbers), their changes since the frame came last in this step (zigzag), n x request (zigzag against the one before)
+    What is said over and over differs in its numbers and requests only.
+
+    step      n, n x sentence, m, m x sentence (one an event)
+    sentence  frame (its kind and the text around its numbers), their changes since the frame came last in
+    this step (zigzag), n x request (zigzag against the one before)
     """
 
     def __init__(self) -> None:
@@ -206,21 +263,35 @@ _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,14})(?![0-9])")
 
 
 def _accounts(trace: Trace) -> dict[str, Any]:
-    """Where tokens and slots were at each step (a row a step, of the parts that are named), and the whole run beside contiguous reservation."""
+    """Where tokens and slots were at each step (a row a step, of the parts that are named), and the whole run
+    beside contiguous reservation.
+    """
     if not trace.has("accounting"):
         return {"missing": "this trace holds no accounts"}
     made = [step_account(record) for record in trace]
     rows = [[*(v for _, v in a["tokens"]), *(v for _, v in a["slots"]), a["at_event"]] for a in made]
-    return {"tokens": [name for name, _ in made[0]["tokens"]], "slots": [name for name, _ in made[0]["slots"]], "rows": rows, "reservation": reserved(trace)}
+    return {
+        "tokens": [name for name, _ in made[0]["tokens"]],
+        "slots": [name for name, _ in made[0]["slots"]],
+        "rows": rows,
+        "reservation": reserved(trace),
+    }
 
 
 def _experts(trace: Trace) -> dict[str, Any] | None:
-    """A mixture's load, a row a step (null: nothing was computed): tokens of every expert, layer after layer. None for a dense model."""
+    """A mixture's load, a row a step (null: nothing was computed): tokens of every expert, layer after layer.
+
+    None for a dense model.
+    """
     first = next((r.expert_load for r in trace if r.expert_load), None)
     if first is None:
         return None
     layers = layers_of(first)
-    return {"layers": layers, "num": len(first[layers[0]]), "rows": [[n for i in layers for n in r.expert_load[i]] if r.expert_load else None for r in trace]}
+    return {
+        "layers": layers,
+        "num": len(first[layers[0]]),
+        "rows": [[n for i in layers for n in r.expert_load[i]] if r.expert_load else None for r in trace],
+    }
 
 
 def varint(out: bytearray, n: int) -> None:
@@ -249,7 +320,9 @@ def splice(out: bytearray, old: Sequence[int], new: Sequence[int]) -> None:
 
 
 def _figures(trace: Trace) -> tuple[bytes, list[str], list[int]]:
-    """The run's figures up to some of its steps: float64, a column a figure (NaN where there is none), their names, and the steps."""
+    """The run's figures up to some of its steps: float64, a column a figure (NaN where there is none), their
+    names, and the steps.
+    """
     n = len(trace)
     at = list(range(n, 0, -max(1, -(-n * n // FIGURES_EVERY_STEP**2))))[::-1]
     rows = [metrics_message(trace, Cursor(step))["values"] for step in at]
@@ -257,14 +330,15 @@ def _figures(trace: Trace) -> tuple[bytes, list[str], list[int]]:
     return array("d", [row.get(name, float("nan")) for name in names for row in rows]).tobytes(), names, at
 
 
-# the page ---------------------------------------------------------------------------------------------------------------
+# the page ---------------------------------------------------------------------------------------------------
 
 
 def page(trace: Trace, *, title: str | None = None, step: int | None = None) -> str:
     """The whole of `trace` as one HTML page, which needs no network and no kernel.
 
-    `title`: what the page is called, by default its workload. `step`: where it opens, by default where the most blocks are in use
-    (`#step=12` after its address opens it at step 12). Raises TraceError for a trace without steps, IndexError for a step that it lacks.
+    `title`: what the page is called, by default its workload. `step`: where it opens, by default where the
+    most blocks are in use (`#step=12` after its address opens it at step 12). Raises TraceError for a trace
+    without steps, IndexError for a step that it lacks.
     """
     if not len(trace):
         raise TraceError("this trace has no steps: there is nothing to show")
@@ -274,7 +348,10 @@ def page(trace: Trace, *, title: str | None = None, step: int | None = None) -> 
     step = _fullest(trace) if step is None else step
     script = "\n" + assets.export_js().replace("</script", "<\\/script") + "boot();\n"
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; script-src 'sha256-{allowed}' blob:; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{allowed}' blob:; style-src 'unsafe-inline'; img-src "
+        "data: blob:; base-uri 'none'; form-action 'none'"
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -305,11 +382,34 @@ def _about(trace: Trace, title: str) -> str:
     h = trace.header
     e = html.escape
     made = f"recorded by {h.producer}" + (f", {h.created.replace('T', ' ')[:16]}" if h.created else "")
-    times = whose_time({"clock": clock(trace) or h.clock, "device": h.device}) if trace.has("time") else "this trace holds no times"
-    line = " · ".join([f"<b>{e(title)}</b>", f"{len(trace):,} steps, {e(made)}", e(times), "a recording: nothing in this page computes"])
+    times = (
+        whose_time({"clock": clock(trace) or h.clock, "device": h.device})
+        if trace.has("time")
+        else "this trace holds no times"
+    )
+    line = " · ".join(
+        [
+            f"<b>{e(title)}</b>",
+            f"{len(trace):,} steps, {e(made)}",
+            e(times),
+            "a recording: nothing in this page computes",
+        ]
+    )
     settings = [(k, str(v)) for k, v in h.config.items() if v is not None]
-    facts = [("model", h.model), ("runner", h.runner), ("workload", Path(h.workload).name), *settings, *((f"no {k}", why) for k, why in h.missing.items())]
+    facts = [
+        ("model", h.model),
+        ("runner", h.runner),
+        ("workload", Path(h.workload).name),
+        *settings,
+        *((f"no {k}", why) for k, why in h.missing.items()),
+    ]
     rows = "".join(f"<div><dt>{e(k)}</dt><dd>{e(v)}</dd></div>" for k, v in facts if v)
     notes = "".join(f"<p>{e(n)}</p>" for n in h.notes)
-    more = f'<details><summary>Settings</summary><div class="cb-foot-more">{notes}<dl class="cb-facts">{rows}</dl></div></details>'
-    return f'<footer id="cbviz-about" class="cb-foot"><span title="{e(f"{title}: {times}")}">{line}</span>{more}</footer>'
+    more = (
+        f'<details><summary>Settings</summary><div class="cb-foot-more">{notes}<dl '
+        f'class="cb-facts">{rows}</dl></div></details>'
+    )
+    return (
+        '<footer id="cbviz-about" class="cb-foot"><span '
+        f'title="{e(f"{title}: {times}")}">{line}</span>{more}</footer>'
+    )

@@ -1,7 +1,10 @@
-"""Figures in notebooks: drawn live by JupyterLab, and without a network in the page that nbconvert makes. Knows plotly, no trace.
+"""Figures in notebooks: drawn live by JupyterLab, and without a network in the page that nbconvert makes.
 
-JupyterLab draws a figure from its data. nbconvert's HTML page can only show what stands in it as HTML, so each figure carries both.
-plotly.js (1.5 MB packed) comes with the first figure of a kernel alone; the later ones in the page find it there.
+Knows plotly, no trace.
+
+JupyterLab draws a figure from its data. nbconvert's HTML page can only show what stands in it as HTML, so
+each figure carries both. plotly.js (1.5 MB packed) comes with the first figure of a kernel alone; the later
+ones in the page find it there.
 """
 
 from __future__ import annotations
@@ -64,20 +67,31 @@ def html_of(figure: dict[str, Any], library: bool) -> str:
     if library:
         from cbviz.app import assets
 
-        shared = f'<script type="text/plain" class="cbviz-plotly">{base64.b64encode(assets.plotly_gz()).decode()}</script>'
-    return (f'<div>{shared}<div id="{name}" style="height:{float(height):g}px;width:100%">{_WAITING}</div>'
-            f'<script type="text/plain">{packed(to_json(figure, validate=False))}</script><script>{_SCRIPT % {"id": name}}</script></div>')
+        shared = (
+            '<script type="text/plain" '
+            f'class="cbviz-plotly">{base64.b64encode(assets.plotly_gz()).decode()}</script>'
+        )
+    return (
+        f'<div>{shared}<div id="{name}" style="height:{float(height):g}px;width:100%">{_WAITING}</div>'
+        "<script "
+        f'type="text/plain">{packed(to_json(figure, validate=False))}</script><script>{_SCRIPT % {"id": name}}</script></div>'
+    )
 
 
 class Carrier:
-    """Which cell's output carries plotly.js: the first that showed a figure, and again when that cell runs again."""
+    """Which cell's output carries plotly.js: the first that showed a figure, and again when that cell runs
+    again.
+    """
 
     def __init__(self) -> None:
         self.cell: str | None = None
         self.run = 0
 
     def wants_library(self, cell: str, run: int) -> bool:
-        """Say whether the next figure has to bring plotly.js. `cell`: its cell's id, '' if unknown; `run`: the number of this execution."""
+        """Say whether the next figure has to bring plotly.js.
+
+        `cell`: its cell's id, '' if unknown; `run`: the number of this execution.
+        """
         first = self.cell is None
         again = bool(cell) and cell == self.cell and run != self.run
         if first or again:
@@ -86,7 +100,9 @@ class Carrier:
 
 
 def running_cell() -> tuple[str, int]:
-    """The id of the cell that runs ('' where the front end does not tell it), and the number of its execution."""
+    """The id of the cell that runs ('' where the front end does not tell it), and the number of its
+    execution.
+    """
     from IPython import get_ipython
 
     shell = get_ipython()
@@ -95,7 +111,9 @@ def running_cell() -> tuple[str, int]:
 
 
 def add_renderer(io: ModuleType) -> None:
-    """Puts our renderer beside JupyterLab's, if that is what plotly has chosen: a choice of the user's own stays."""
+    """Puts our renderer beside JupyterLab's, if that is what plotly has chosen: a choice of the user's own
+    stays.
+    """
     from plotly.io.base_renderers import MimetypeRenderer
 
     carrier = Carrier()
@@ -112,7 +130,9 @@ def add_renderer(io: ModuleType) -> None:
 class _WhenPlotlyComes(importlib.abc.MetaPathFinder):
     """Adds the renderer as soon as somebody imports plotly: cbviz itself need not load it."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "plotly.io":
             return None
         sys.meta_path.remove(self)

@@ -1,4 +1,7 @@
-"""What a page may send to its run loop: the shape, size and rate of messages. Knows nothing of what the commands do."""
+"""What a page may send to its run loop: the shape, size and rate of messages.
+
+Knows nothing of what the commands do.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ class Inbox:
         while self._added and now - self._added[0] >= 1.0:
             self._added.popleft()
         if len(self._added) >= MOST_ADDS:
-            return f"More than {MOST_ADDS} requests were added in one second. Wait a moment, then add the next."
+            return (
+                f"More than {MOST_ADDS} requests were added in one second. Wait a moment, then add the next."
+            )
         self._added.append(now)
         return None
 

@@ -1,6 +1,7 @@
 """Where pages keep their runs, and which kernel may write one. Knows files and names, no session and no page.
 
-A run is a folder of its own in the cache's `pages`, apart from runs of the command line and of Python. Only this user can read it:
+A run is a folder of its own in the cache's `pages`, apart from runs of the command line and of Python. Only
+this user can read it:
 
     run.json          the run's name, and a digest of the browser that it was given to
     main.jsonl        the first branch; other branches are b2.jsonl, b3.jsonl, ...
@@ -8,8 +9,9 @@ A run is a folder of its own in the cache's `pages`, apart from runs of the comm
     lock              held by the one kernel that writes here; the system drops it when that kernel ends, however it ends
     ask-X, here-X     a second kernel wants this run; the holder answers that its page is still there
 
-A reload and a duplicated tab look alike from here: the same name comes again. What tells them apart is whether the first page still answers.
-So the holder asks its page. If the page answers, the second kernel works on a copy with a name of its own. If it does not, the holder lets go.
+A reload and a duplicated tab look alike from here: the same name comes again. What tells them apart is
+whether the first page still answers. So the holder asks its page. If the page answers, the second kernel
+works on a copy with a name of its own. If it does not, the holder lets go.
 """
 
 from __future__ import annotations
@@ -107,7 +109,10 @@ def family_path(folder: Path) -> Path:
 
 
 def family(folder: Path) -> dict[str, Any]:
-    """What stands in the run's family file; empty where there is none or it cannot be read. No branch in it has a file outside the folder."""
+    """What stands in the run's family file; empty where there is none or it cannot be read.
+
+    No branch in it has a file outside the folder.
+    """
     with suppress(OSError, ValueError, TypeError, KeyError):
         told = json.loads(family_path(folder).read_text("utf-8"))
         if all(_BRANCH.fullmatch(m["run"]) for m in told.get("members", [])):
@@ -118,14 +123,21 @@ def family(folder: Path) -> dict[str, Any]:
 def shown_branch(folder: Path) -> str:
     """The branch that the page of this run showed last."""
     branch = family(folder).get("shown", MAIN)
-    return branch if isinstance(branch, str) and _BRANCH.fullmatch(branch) and branch_path(folder, branch).exists() else MAIN
+    return (
+        branch
+        if isinstance(branch, str) and _BRANCH.fullmatch(branch) and branch_path(folder, branch).exists()
+        else MAIN
+    )
 
 
 # which run -----------------------------------------------------------------------------------------------
 
 
 def create(browser: str = "") -> Held:
-    """A new run under a name that nobody guesses, with the right to write it. Raises OSError or ModelError."""
+    """A new run under a name that nobody guesses, with the right to write it.
+
+    Raises OSError or ModelError.
+    """
     name = secrets.token_urlsafe(16)
     folder = pages_dir() / name
     folder.mkdir(mode=0o700)
@@ -141,7 +153,10 @@ def create(browser: str = "") -> Held:
 
 
 def find(name: str, browser: str = "") -> Path | None:
-    """The folder of a run that was given to this browser. None for any other name, without a word about why."""
+    """The folder of a run that was given to this browser.
+
+    None for any other name, without a word about why.
+    """
     if not _NAME.fullmatch(name):
         return None
     try:
@@ -155,7 +170,10 @@ def find(name: str, browser: str = "") -> Path | None:
 
 
 def grab(folder: Path) -> Held | None:
-    """The right to write the run in `folder`, None while another kernel has it. Raises OSError where nothing can be locked."""
+    """The right to write the run in `folder`, None while another kernel has it.
+
+    Raises OSError where nothing can be locked.
+    """
     lock = FileLock(folder / "lock", thread_local=False)
     try:
         lock.acquire(timeout=0)
@@ -165,7 +183,10 @@ def grab(folder: Path) -> Held | None:
 
 
 def ask(folder: Path) -> str:
-    """Ask the kernel that holds the run whether its page is still there. Returns the question's id. Raises OSError."""
+    """Ask the kernel that holds the run whether its page is still there.
+
+    Returns the question's id. Raises OSError.
+    """
     question = secrets.token_hex(8)
     (folder / f"ask-{question}").touch()
     return question
@@ -184,7 +205,10 @@ def forget(folder: Path, question: str) -> None:
 
 
 def copy(folder: Path, browser: str = "") -> Held:
-    """A new run with the branches of the one in `folder`, up to the last line that is written whole. Raises OSError or ModelError."""
+    """A new run with the branches of the one in `folder`, up to the last line that is written whole.
+
+    Raises OSError or ModelError.
+    """
     held = create(browser)
     try:
         for source in folder.glob("*.jsonl"):

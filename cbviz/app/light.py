@@ -1,6 +1,9 @@
-"""Light mode: whether this machine has room for the real model, and if not, why. Knows no widget and loads no torch.
+"""Light mode: whether this machine has room for the real model, and if not, why.
 
-In light mode the explorer begins with recorded tokens (`cbviz.recordings`) or the simulator; the engine itself is the same.
+Knows no widget and loads no torch.
+
+In light mode the explorer begins with recorded tokens (`cbviz.recordings`) or the simulator; the engine
+itself is the same.
 """
 
 from __future__ import annotations
@@ -13,13 +16,22 @@ from pathlib import Path
 import psutil
 
 NEEDED_BYTES = 0.75e9
-"""Free memory below which a kernel with the real model is not begun. docs/teaching.md has what one takes, measured."""
-_LIMITS = (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-           ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat"))
+"""Free memory below which a kernel with the real model is not begun. docs/teaching.md has what one takes,
+measured.
+"""
+_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
 
 
 def free_bytes() -> float:
-    """Memory that this process may still take: what the system has, the container's limit and the hub's ($MEM_LIMIT), whichever is least.
+    """Memory that this process may still take: what the system has, the container's limit and the hub's
+    ($MEM_LIMIT), whichever is least.
 
     Pages of files count as free: they are given up when somebody needs them.
     """
@@ -27,10 +39,18 @@ def free_bytes() -> float:
     for limit, used, stat in _LIMITS:
         most, now = _number(limit), _number(used)
         if most is not None and now is not None:
-            files = next((int(line.split()[1]) for line in _text(stat).splitlines() if line.startswith(("inactive_file ", "total_inactive_file "))), 0)
+            files = next(
+                (
+                    int(line.split()[1])
+                    for line in _text(stat).splitlines()
+                    if line.startswith(("inactive_file ", "total_inactive_file "))
+                ),
+                0,
+            )
             free = min(free, most - now + files)
     with suppress(ValueError):
-        # A hub's limit holds for all of the user's processes, and only the hub counts them: what this one takes is all that is known here.
+        # A hub's limit holds for all of the user's processes, and only the hub counts them: what this one
+        # takes is all that is known here.
         free = min(free, float(os.environ.get("MEM_LIMIT") or "inf") - psutil.Process().memory_info().rss)
     return max(0.0, free)
 

@@ -1,10 +1,13 @@
-"""The explorer's run loop: plays a session, keeps the page's picture up to date, and does what the page asks. Knows no widget class.
+"""The explorer's run loop: plays a session, keeps the page's picture up to date, and does what the page asks.
 
-Everything here runs on the kernel's event loop; only the engine's work (a step, loading a model, an input) runs in one worker thread,
-one job at a time, so that a step of two seconds leaves the page answering. Messages of the page may come on any thread.
+Knows no widget class.
 
-Flow control: each picture has a number and the page acknowledges it when it starts to draw. With 4 unacknowledged nothing is sent;
-steps go on, and what has gathered is merged into the next picture.
+Everything here runs on the kernel's event loop; only the engine's work (a step, loading a model, an input)
+runs in one worker thread, one job at a time, so that a step of two seconds leaves the page answering.
+Messages of the page may come on any thread.
+
+Flow control: each picture has a number and the page acknowledges it when it starts to draw. With 4
+unacknowledged nothing is sent; steps go on, and what has gathered is merged into the next picture.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ from cbviz.trace.autosave import write_whole
 
 WINDOW = 4
 BURST_S = 0.006
-"""At full speed the worker runs steps for this long before it reports: one step of a real model, several of a simulated one."""
+"""At full speed the worker runs steps for this long before it reports: one step of a real model, several of a
+simulated one.
+"""
 PATIENCE_S = 0.1
 """How long a step at full speed waits for a page that is behind by the whole window."""
 EXPLAIN_S = 0.25
@@ -50,15 +55,32 @@ DEFAULT_SPEED = 10.0
 
 Send = Callable[[dict[str, Any], list[bytes]], None]
 UserErrors = (ValueError, LookupError, OSError, RuntimeError)
-"""What a wrong wish raises: of config, request, workload or model, all of them with a message for the user."""
+"""What a wrong wish raises: of config, request, workload or model, all of them with a message for the user.
+"""
 
 
 class Player:
-    """One page and its session. `send(message, buffers)` reaches the page; `receive(message)` is what it sends."""
+    """One page and its session.
 
-    def __init__(self, send: Send, settings: Settings, *, session: Shown | None = None, run: str | None = None, at_step: int | None = None, address: bool = False,
-                 allow_code: bool = False, note: str = "", loop: asyncio.AbstractEventLoop | None = None, browser: str = "", alone: bool = True,
-                 host: Settings | None = None) -> None:
+    `send(message, buffers)` reaches the page; `receive(message)` is what it sends.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        settings: Settings,
+        *,
+        session: Shown | None = None,
+        run: str | None = None,
+        at_step: int | None = None,
+        address: bool = False,
+        allow_code: bool = False,
+        note: str = "",
+        loop: asyncio.AbstractEventLoop | None = None,
+        browser: str = "",
+        alone: bool = True,
+        host: Settings | None = None,
+    ) -> None:
         self._send = send
         self._inbox = Inbox()
         self.room = Room() if address else None
@@ -74,7 +96,9 @@ class Player:
         """Said beside the settings, whatever session is shown."""
         self.session: Shown | None = None
         self.alone = alone
-        """Whoever reaches this page is the user of this machine: the page may list what else the user keeps here."""
+        """Whoever reaches this page is the user of this machine: the page may list what else the user keeps
+        here.
+        """
         self.attached = asyncio.Event()
         """The page is there: it said that it is ready."""
         self.writer = Writer(self, browser)
@@ -87,7 +111,8 @@ class Player:
         self._at_step = at_step
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cbviz-engine", initializer=self._begin_worker)
         self._worker = 0
-        """The worker's thread: a change made in another one is somebody else's, a cell's or another page's."""
+        """The worker's thread: a change made in another one is somebody else's, a cell's or another page's.
+        """
         self._halt: int | None = None
         """The recorded step at which a run that plays over recorded steps stops."""
         self._wire = Wire()
@@ -97,13 +122,22 @@ class Player:
         self.wanted: Cursor | None = None
         """Where the user went while a job was running: the job's end must not take the cursor away."""
         self._jobs: set[asyncio.Future[Any]] = set()
-        """What the worker does for somebody who waits. One that is done counts no more, even if an interrupt kept it here."""
+        """What the worker does for somebody who waits.
+
+        One that is done counts no more, even if an interrupt kept it here.
+        """
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._explained: tuple[Any, ...] | None = None
         self._explained_at = self._metrics_at = 0.0
         self._metrics_cost = 0.0
-        self._live: dict[str, Any] = {"loading": "Starting the engine …", "progress": -1, "playing": False, "speed": self.speed, "num_requests": 0}
+        self._live: dict[str, Any] = {
+            "loading": "Starting the engine …",
+            "progress": -1,
+            "playing": False,
+            "speed": self.speed,
+            "num_requests": 0,
+        }
         self._notices: list[dict[str, Any]] = []
         """What the user must know and may close: id, text, bad."""
         self.debugger = Debugger(self)
@@ -123,16 +157,20 @@ class Player:
     def _begin_worker(self) -> None:
         self._worker = threading.get_ident()
 
-    # the page -----------------------------------------------------------------------------------------------------------
+    # the page -----------------------------------------------------------------------------------------------
 
     def receive(self, message: dict[str, Any]) -> None:
         """A message of the page, on any thread."""
         if (problem := self._inbox.problem(message)) is not None:
             cmd = message.get("cmd") if isinstance(message, dict) else None
-            self.loop.call_soon_threadsafe(self.post, {"type": "said", "cmd": cmd if isinstance(cmd, str) else None, "error": problem})
+            self.loop.call_soon_threadsafe(
+                self.post, {"type": "said", "cmd": cmd if isinstance(cmd, str) else None, "error": problem}
+            )
             return
         if message["type"] == "ack":
-            self._acked = max(self._acked, int(message["seq"]))  # at once: a cell that runs the session keeps the loop from us
+            self._acked = max(
+                self._acked, int(message["seq"])
+            )  # at once: a cell that runs the session keeps the loop from us
             self._heard = time.monotonic()
         self.loop.call_soon_threadsafe(self._handle, message)
 
@@ -145,7 +183,10 @@ class Player:
             self._heard = time.monotonic()
             self._wire.forget()
             self._explained = None
-            self.debugger.about, self.debugger.accounting = None, False  # what this page will ask, it has not asked yet
+            self.debugger.about, self.debugger.accounting = (
+                None,
+                False,
+            )  # what this page will ask, it has not asked yet
             self.controls()
             self.tell()
             self.debugger.tell()
@@ -169,9 +210,20 @@ class Player:
         self._live["open"] = s is not None
         if s is not None:
             h = s.trace.header
-            model = "simulator" if h.runner == "sim" else f"{h.model}, recorded tokens" if h.runner == "tape" else h.model or h.runner
+            model = (
+                "simulator"
+                if h.runner == "sim"
+                else f"{h.model}, recorded tokens"
+                if h.runner == "tape"
+                else h.model or h.runner
+            )
             config = opening.config_of(s) if isinstance(s, Session) else h.config
-            self._live["title"] = [model, f"{h.device}, {h.clock}", str(config.get("discipline", "")), str(config.get("policy", ""))]
+            self._live["title"] = [
+                model,
+                f"{h.device}, {h.clock}",
+                str(config.get("discipline", "")),
+                str(config.get("policy", "")),
+            ]
             self._live["recording"] = s.why if isinstance(s, Recording) else None
             self._live["max_model_len"] = config.get("max_model_len")
             self._live["can_watch"] = isinstance(s, Session) and hasattr(s.runner, "profile_next")
@@ -185,16 +237,23 @@ class Player:
         self.post({"type": "live", "live": self._live})
 
     def controls(self) -> None:
-        notes = [*filter(None, [self.note]), *map(self.writer.without_folder, self.session.notes if self.session is not None else [])]
+        notes = [
+            *filter(None, [self.note]),
+            *map(self.writer.without_folder, self.session.notes if self.session is not None else []),
+        ]
         fields = opening.controls(self.settings, self.session)
         may = {*self.allowed.models(), self.allowed.host.model, self.settings.model}
         for row in fields:
             if row["name"] == "model":
                 row["options"] = [o for o in row["options"] if o[0] in may]
-        self.post({"type": "controls", "fields": fields, "notes": notes, "locked": bool(self._live.get("loading"))})
+        self.post(
+            {"type": "controls", "fields": fields, "notes": notes, "locked": bool(self._live.get("loading"))}
+        )
 
     def place(self, s: Shown) -> tuple[Trace, Cursor]:
-        """The trace of `s` and where the page stands or wants to stand in it; a moment that somebody rewound away is its end."""
+        """The trace of `s` and where the page stands or wants to stand in it; a moment that somebody rewound
+        away is its end.
+        """
         trace, at = s.trace, self.wanted or s.cursor
         return trace, at if at.step <= len(trace) else trace.last
 
@@ -203,7 +262,9 @@ class Player:
         s = self.session
         if s is None or not self.attached.is_set() or self._sent - self._acked >= WINDOW:
             return
-        with interrupts.held():  # a picture that is counted as sent is sent: the next one holds only what changes from it
+        with (
+            interrupts.held()
+        ):  # a picture that is counted as sent is sent: the next one holds only what changes from it
             made = self._wire.message(*self.place(s))
             if made is not None:
                 head, buffers = made
@@ -230,7 +291,9 @@ class Player:
         figures = not self.playing or now - self._metrics_at > max(0.5, 20 * self._metrics_cost)
 
         def job() -> list[dict[str, Any] | None]:
-            out: list[dict[str, Any] | None] = [{**why_message(trace, at.step), "event": at.event, **self.debugger.details(s, trace, at)}]
+            out: list[dict[str, Any] | None] = [
+                {**why_message(trace, at.step), "event": at.event, **self.debugger.details(s, trace, at)}
+            ]
             t0 = time.perf_counter()
             out.append(inside_message(trace, at.step))
             out.append(self.debugger.accounts(trace, at, figures and not self.playing))
@@ -262,10 +325,12 @@ class Player:
         """Has the worker do `f` when it comes to it; nobody waits."""
         self._pool.submit(f)
 
-    # jobs ---------------------------------------------------------------------------------------------------------------
+    # jobs ---------------------------------------------------------------------------------------------------
 
     def spawn(self, coroutine: Any) -> None:
-        """Runs a coroutine on the loop and keeps it alive; an error that nobody expected is shown on the page, not lost."""
+        """Runs a coroutine on the loop and keeps it alive; an error that nobody expected is shown on the
+        page, not lost.
+        """
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -297,7 +362,7 @@ class Player:
     def progress(self, share: float, what: str) -> None:
         self.loop.call_soon_threadsafe(lambda: self.tell(loading=what, progress=share))
 
-    # sessions -----------------------------------------------------------------------------------------------------------
+    # sessions -----------------------------------------------------------------------------------------------
 
     def show(self, session: Shown) -> None:
         """Makes `session` the one that is shown."""
@@ -307,9 +372,14 @@ class Player:
         self._wire.forget()
         self._explained = None
         self.wanted = None
-        self._live.update(loading=None, progress=-1, banner=None, bad=False, offer=None, num_requests=session.num_requests)
+        self._live.update(
+            loading=None, progress=-1, banner=None, bad=False, offer=None, num_requests=session.num_requests
+        )
         if isinstance(session, Recording):
-            self._live.update(banner=f"This is a recording: {session.why}. You can look at every step of it.", offer={"text": "Run again from the start", "cmd": "again"})
+            self._live.update(
+                banner=f"This is a recording: {session.why}. You can look at every step of it.",
+                offer={"text": "Run again from the start", "cmd": "again"},
+            )
         if not self.own:
             self.settings = opening.settings_of(session)
         self.tell()
@@ -325,7 +395,9 @@ class Player:
         self.loop.call_soon_threadsafe(self._after_change, what, mine)
 
     def _live_cell(self, what: str) -> None:
-        """A cell steps the session: the loop is busy with the cell, so the picture goes out from here, within the window."""
+        """A cell steps the session: the loop is busy with the cell, so the picture goes out from here, within
+        the window.
+        """
         try:
             if asyncio.get_running_loop() is self.loop:
                 self._forget_after(what)
@@ -352,7 +424,12 @@ class Player:
                 self.tell()
                 if what != "request":
                     self.controls()
-            if what in ("step", "seek") and s.stopped_by is not None and s.stopped_by is not self.debugger.stop and s.stopped_by.step == s.cursor.step:
+            if (
+                what in ("step", "seek")
+                and s.stopped_by is not None
+                and s.stopped_by is not self.debugger.stop
+                and s.stopped_by.step == s.cursor.step
+            ):
                 self.debugger.halted(s.stopped_by)  # a cell ran it
             if what == "branch":
                 self.debugger.tell_family()
@@ -365,7 +442,9 @@ class Player:
         """Somebody else rewound the session or began it again: what the page wanted in the old run is gone."""
         self.wanted = self._halt = None
         self.debugger.halted(None)
-        self._live.update(banner=f"The run was taken back to step {len(s.trace)} outside this page.", bad=False, offer=None)
+        self._live.update(
+            banner=f"The run was taken back to step {len(s.trace)} outside this page.", bad=False, offer=None
+        )
         self.debugger.tell_family()
 
     def _tell_autosave(self, s: Shown) -> None:
@@ -385,8 +464,12 @@ class Player:
             trace, branch, lost = read(found.folder) if found.folder is not None else (None, kept.MAIN, "")
             notices.append(lost)
             if trace is None:
-                home = self.writer.begin() if lost else held  # what cannot be read is kept, and nothing is written over it
-                shown: Shown = opening.open_session(self.settings, home.path(kept.MAIN) if home is not None else None, self.progress)
+                home = (
+                    self.writer.begin() if lost else held
+                )  # what cannot be read is kept, and nothing is written over it
+                shown: Shown = opening.open_session(
+                    self.settings, home.path(kept.MAIN) if home is not None else None, self.progress
+                )
                 self.debugger.begin(shown)
                 return shown
             shown = opening.reopen(trace, held.path(branch) if held is not None else None, self.progress)
@@ -431,7 +514,9 @@ class Player:
         text = _text(e)
         self.tell(loading=None, progress=-1)
         for line in text.split("\n"):
-            named = field or next((f for f in opening.LABELS if line.startswith((f"{f} ", f"unknown {f} "))), None)
+            named = field or next(
+                (f for f in opening.LABELS if line.startswith((f"{f} ", f"unknown {f} "))), None
+            )
             self.post({"type": "said", "field": named, "error": line})
         if self.session is None:
             self.tell(banner=text, bad=True, offer={"text": "Try again", "cmd": "again"})
@@ -444,7 +529,13 @@ class Player:
         """
         old = self.session
         await self.stop()
-        if old is not None and not anew and not self.own and isinstance(old, Session) and (settings.scenario, settings.model) == (self.settings.scenario, self.settings.model):
+        if (
+            old is not None
+            and not anew
+            and not self.own
+            and isinstance(old, Session)
+            and (settings.scenario, settings.model) == (self.settings.scenario, self.settings.model)
+        ):
             changes = {k: v for k, v in settings.config.items() if v != self.settings.config.get(k)}
             made = await self._open(lambda: self.debugger.family.fork(old, 0, name=None, **changes))
         else:
@@ -469,7 +560,7 @@ class Player:
             self.controls()
             self.post({"type": "clear"})
 
-    # commands -----------------------------------------------------------------------------------------------------------
+    # commands -----------------------------------------------------------------------------------------------
 
     async def _command(self, m: dict[str, Any]) -> None:
         name = m["cmd"]
@@ -536,7 +627,9 @@ class Player:
         elif name == "add":
             await self._add(m)
         elif name == "abort":
-            await self._input("abort", lambda: s.abort(str(m["id"])) if isinstance(s, Session) else None, id=m["id"])
+            await self._input(
+                "abort", lambda: s.abort(str(m["id"])) if isinstance(s, Session) else None, id=m["id"]
+            )
         elif name == "alone":
             await self._alone(str(m["id"]))
         elif name == "set":
@@ -561,7 +654,10 @@ class Player:
             s.seek(*at)
 
     def _go_event(self, by: int) -> None:
-        """One event on or back. Inside step N the cursor is (N, k), k events of it done; all of them done is (N, None)."""
+        """One event on or back.
+
+        Inside step N the cursor is (N, k), k events of it done; all of them done is (N, None).
+        """
         s = self.session
         assert s is not None
         trace, (step, event) = self.place(s)
@@ -578,11 +674,14 @@ class Player:
                 event = len(trace.record(step).events)
             event -= 1
         count = len(trace.record(step).events)
-        self._move(s, Cursor(step, event) if 0 < event < count else Cursor(step if event >= count else step - 1))
+        self._move(
+            s, Cursor(step, event) if 0 < event < count else Cursor(step if event >= count else step - 1)
+        )
         self.flush()
 
     async def _advance(self, until: float | None = None, watched: bool = False) -> bool:
-        """One step on: a recorded one if there is, else a new one (with `until`, new ones until that moment; with `watched`, one whose inside is looked at).
+        """One step on: a recorded one if there is, else a new one (with `until`, new ones until that moment;
+        with `watched`, one whose inside is looked at).
 
         False if there is none.
         """
@@ -614,10 +713,21 @@ class Player:
             self.debugger.tell_breaks()
             self.flush()
             return False
-        except Exception as e:  # whatever the runner or a policy raised: the engine is as it was before that step
+        except (
+            Exception
+        ) as e:  # whatever the runner or a policy raised: the engine is as it was before that step
             same = before == (s.trace, len(s.trace))
-            after = "Nothing was changed by it." if same else f"Meanwhile somebody else changed the run: it stands at step {len(s.trace)}."
-            self.tell(playing=False, banner=f"Step {before[1] + 1} failed: {_text(e)}. {after}", bad=True, offer=None)
+            after = (
+                "Nothing was changed by it."
+                if same
+                else f"Meanwhile somebody else changed the run: it stands at step {len(s.trace)}."
+            )
+            self.tell(
+                playing=False,
+                banner=f"Step {before[1] + 1} failed: {_text(e)}. {after}",
+                bad=True,
+                offer=None,
+            )
             self.flush()
             return False
         if n != self._live["num_requests"]:
@@ -630,7 +740,9 @@ class Player:
             said = "All requests have ended. Add a prompt, restart, or look back with the slider."
             if isinstance(s, Recording):
                 said = "This is a recording, and this was its last step."
-            self.tell(banner=said, bad=False, offer=None if isinstance(s, Session) else self._live.get("offer"))
+            self.tell(
+                banner=said, bad=False, offer=None if isinstance(s, Session) else self._live.get("offer")
+            )
         elif old and self._live.get("banner") == old and not isinstance(s, Recording):
             self.tell(banner=None, bad=False, offer=None)
         if s.stopped_by is not None and count:
@@ -660,7 +772,11 @@ class Player:
                 if self._halt is not None and self.place(s)[1].step == self._halt:
                     self.debugger.stopped_ahead()
                     break
-                if self.attached.is_set() and self._sent > self._acked and time.monotonic() - self._heard > DESERTED_S:
+                if (
+                    self.attached.is_set()
+                    and self._sent > self._acked
+                    and time.monotonic() - self._heard > DESERTED_S
+                ):
                     break
                 if self.room is not None and (full := self.room.problem()) is not None:
                     self.tell(banner=full, bad=True)
@@ -680,7 +796,9 @@ class Player:
             self.flush()
 
     async def _breathe(self) -> None:
-        """At full speed a simulated engine would leave the page no processor to draw with: it waits a moment for a page that is behind."""
+        """At full speed a simulated engine would leave the page no processor to draw with: it waits a moment
+        for a page that is behind.
+        """
         if not self.attached.is_set() or self._sent - self._acked < WINDOW:
             await asyncio.sleep(0)
             return
@@ -698,7 +816,7 @@ class Player:
         if wait:
             await asyncio.wait([task])
 
-    # inputs -------------------------------------------------------------------------------------------------------------
+    # inputs -------------------------------------------------------------------------------------------------
 
     async def _input(self, cmd: str, f: Callable[[], Any], **more: Any) -> Any:
         """An input of the user: taken between two steps. The answer goes back to where it was typed."""
@@ -709,15 +827,22 @@ class Player:
             return None
         s = self.session
         if s is not None:
-            self.tell(num_requests=s.num_requests if not self.busy else self._live["num_requests"], banner=None if not isinstance(s, Recording) else self._live.get("banner"))
+            self.tell(
+                num_requests=s.num_requests if not self.busy else self._live["num_requests"],
+                banner=None if not isinstance(s, Recording) else self._live.get("banner"),
+            )
         return result
 
     async def _add(self, m: dict[str, Any]) -> None:
         s = self.session
         if not isinstance(s, Session):
-            self.post({"type": "said", "cmd": "add", "error": "This is a recording: run it again to add requests."})
+            self.post(
+                {"type": "said", "cmd": "add", "error": "This is a recording: run it again to add requests."}
+            )
             return
-        rid = await self._input("add", lambda: s.add(str(m.get("prompt", "")), chat=s.tokenizer is not None, **opening.asked(m)))
+        rid = await self._input(
+            "add", lambda: s.add(str(m.get("prompt", "")), chat=s.tokenizer is not None, **opening.asked(m))
+        )
         if rid is not None:
             self.post({"type": "said", "cmd": "add", "id": rid})
 
@@ -725,13 +850,21 @@ class Player:
         """Computes a request once more, alone; the run stands meanwhile."""
         s = self.session
         if not isinstance(s, Session):
-            self.post({"type": "said", "cmd": "alone", "error": "This is a recording: run it again to compute a request alone."})
+            self.post(
+                {
+                    "type": "said",
+                    "cmd": "alone",
+                    "error": "This is a recording: run it again to compute a request alone.",
+                }
+            )
             return
         await self.stop()
         what = f"Computing {request_id} alone …"
         self.tell(loading=what, progress=0.0, banner=None, bad=False)
         try:
-            found = await self.work(lambda: s.alone(request_id, progress=lambda share: self.progress(share, what)))
+            found = await self.work(
+                lambda: s.alone(request_id, progress=lambda share: self.progress(share, what))
+            )
         except UserErrors as e:
             self.post({"type": "said", "cmd": "alone", "error": _text(e)})
             return
@@ -758,10 +891,20 @@ class Player:
         self.post({"type": "said", "cmd": "set", "field": field, "error": ""})
 
     async def _policy(self, source: str) -> None:
-        """Runs a policy's code and ranks by it from the next step on. Refused unless the server was started with code allowed."""
+        """Runs a policy's code and ranks by it from the next step on.
+
+        Refused unless the server was started with code allowed.
+        """
         s = self.session
-        refused = "This server takes no code; it has to be started with: cbviz explore --allow-code" if not self.allow_code else (
-            "This is a recording: run it again to change its policy." if not isinstance(s, Session) else "")
+        refused = (
+            "This server takes no code; it has to be started with: cbviz explore --allow-code"
+            if not self.allow_code
+            else (
+                "This is a recording: run it again to change its policy."
+                if not isinstance(s, Session)
+                else ""
+            )
+        )
         if refused:
             self.post({"type": "said", "cmd": "policy", "error": refused})
             return
@@ -785,7 +928,11 @@ class Player:
     async def _watch_inside(self, s: Shown) -> None:
         """One new step, watched from inside."""
         if not isinstance(s, Session) or not hasattr(s.runner, "profile_next"):
-            why = "This is a recording: run it again to watch a step." if not isinstance(s, Session) else "Nothing is computed here that could be watched: choose the real model."
+            why = (
+                "This is a recording: run it again to watch a step."
+                if not isinstance(s, Session)
+                else "Nothing is computed here that could be watched: choose the real model."
+            )
             self.post({"type": "said", "cmd": "watch-inside", "error": why})
             return
         await self.stop()
@@ -795,7 +942,13 @@ class Player:
     async def _calibrate(self, s: Shown) -> None:
         """Measures the peaks that utilisation is told against."""
         if not isinstance(s, Session):
-            self.post({"type": "said", "cmd": "calibrate", "error": "This is a recording: its peaks are those of the machine that made it."})
+            self.post(
+                {
+                    "type": "said",
+                    "cmd": "calibrate",
+                    "error": "This is a recording: its peaks are those of the machine that made it.",
+                }
+            )
             return
         await self.stop()
         self.tell(loading="Measuring this machine …", progress=0.0)
@@ -818,7 +971,9 @@ class Player:
             return whole.getvalue(), steps
 
         data, steps = await self.work(job)
-        self.post({"type": "save", "name": f"cbviz-{s.workload_name or 'run'}-{steps}-steps.jsonl.gz"}, [data])
+        self.post(
+            {"type": "save", "name": f"cbviz-{s.workload_name or 'run'}-{steps}-steps.jsonl.gz"}, [data]
+        )
 
     def close(self) -> None:
         """Stops playing and lets go of the session (which lives on if it came from outside)."""

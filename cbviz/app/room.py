@@ -1,4 +1,7 @@
-"""How much memory one page's run may take. A run that plays for ever must not take the machine from the other pages."""
+"""How much memory one page's run may take.
+
+A run that plays for ever must not take the machine from the other pages.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import psutil
 from cbviz.app import light
 
 MOST_GROWTH_BYTES = 1e9
-"""What a run may add to its kernel's memory: about 45,000 steps of the simulator with eight requests running."""
+"""What a run may add to its kernel's memory: about 45,000 steps of the simulator with eight requests running.
+"""
 LEAST_FREE_BYTES = 0.1e9
 """Free memory of the machine below which no run plays on."""
 EVERY_S = 1.0
@@ -19,7 +23,12 @@ EVERY_S = 1.0
 class Room:
     """Looks at the kernel's memory, at most once in `EVERY_S`."""
 
-    def __init__(self, taken: Callable[[], float] | None = None, free: Callable[[], float] = light.free_bytes, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        taken: Callable[[], float] | None = None,
+        free: Callable[[], float] = light.free_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._taken = taken or (lambda: float(psutil.Process().memory_info().rss))
         self._free = free
         self._clock = clock
@@ -39,8 +48,14 @@ class Room:
         self._first = min(taken, self._first) if self._first is not None else taken
         grown = taken - self._first
         if grown > MOST_GROWTH_BYTES:
-            return (f"Paused: this run has taken {grown / 1e6:,.0f} MB of memory, and a page may take {MOST_GROWTH_BYTES / 1e6:,.0f}. "
-                    "Step goes on, and every step can be looked at. To play on, restart with fewer requests.")
+            return (
+                f"Paused: this run has taken {grown / 1e6:,.0f} MB of memory, and a page may take "
+                f"{MOST_GROWTH_BYTES / 1e6:,.0f}. "
+                "Step goes on, and every step can be looked at. To play on, restart with fewer requests."
+            )
         if free < LEAST_FREE_BYTES:
-            return f"Paused: only {free / 1e6:,.0f} MB of this machine's memory are free. Close pages that you don't need, then play on."
+            return (
+                f"Paused: only {free / 1e6:,.0f} MB of this machine's memory are free. Close pages that "
+                "you don't need, then play on."
+            )
         return None

@@ -1,12 +1,16 @@
-"""Serves the explorer with Voilà, and the notebooks with JupyterLab. Owns the servers' settings; knows nothing of sessions.
+"""Serves the explorer with Voilà, and the notebooks with JupyterLab.
 
-Both run as child processes with our template and settings put in front of the user's search paths, so that nobody's own
-configuration is replaced. Nothing is written into the user's folders, and no page loads anything from another host.
-They start in an empty folder: a `random.py` or `voila.py` in the working folder is never imported.
+Owns the servers' settings; knows nothing of sessions.
+
+Both run as child processes with our template and settings put in front of the user's search paths, so that
+nobody's own configuration is replaced. Nothing is written into the user's folders, and no page loads anything
+from another host. They start in an empty folder: a `random.py` or `voila.py` in the working folder is never
+imported.
 
 What the explorer's server tells each kernel, as environment variables (`cbviz.app.server.main` sets them):
 
-* CBVIZ_BROWSER: a hash that stands for the browser which opened the page; the same for all its pages, also after a restart.
+* CBVIZ_BROWSER: a hash that stands for the browser which opened the page; the same for all its pages, also
+  after a restart.
 * CBVIZ_ALONE: 1 if only this machine can reach the server, 0 if others can (a class).
 
 Both are absent in JupyterLab and where Voilà is an extension of a user's own server (Binder, JupyterHub).
@@ -49,7 +53,10 @@ LIGHT_PAGE_BYTES = 0.08e9
 
 
 def configure_voila(c: Any) -> None:
-    """Kernels go when their page is closed, and the kernel's websocket knows no delay. `c` is the traitlets config that is being loaded."""
+    """Kernels go when their page is closed, and the kernel's websocket knows no delay.
+
+    `c` is the traitlets config that is being loaded.
+    """
     c.MappingKernelManager.cull_idle_timeout = CULL_IDLE_S
     c.MappingKernelManager.cull_interval = CULL_EVERY_S
     c.MappingKernelManager.cull_connected = False
@@ -67,7 +74,9 @@ def check_messages(c: Any) -> None:
 
 
 def hand_out_xsrf_cookie() -> None:
-    """A page that is left asks Voilà to end its kernel, with a token from a cookie that Voilà itself never sets (and so answers 403)."""
+    """A page that is left asks Voilà to end its kernel, with a token from a cookie that Voilà itself never
+    sets (and so answers 403).
+    """
     from voila.handler import VoilaHandler as Handler
 
     if getattr(Handler, "_cbviz_cookie", False):
@@ -85,7 +94,9 @@ def hand_out_xsrf_cookie() -> None:
 
 
 def set_nodelay() -> None:
-    """Sends each message of a kernel at once: without it TCP holds small ones back for 40 ms (Nagle's algorithm against delayed acknowledgement)."""
+    """Sends each message of a kernel at once: without it TCP holds small ones back for 40 ms (Nagle's
+    algorithm against delayed acknowledgement).
+    """
     from jupyter_server.services.kernels.websocket import KernelWebsocketHandler as Handler
 
     if getattr(Handler, "_cbviz_nodelay", False):
@@ -101,10 +112,13 @@ def set_nodelay() -> None:
 
 
 def hear_replies() -> None:
-    """Looks for what has come after each message to a kernel. Without it a cell with an output widget (`interact`) can hang for ever.
+    """Looks for what has come after each message to a kernel.
 
-    While nbclient waits for a cell's reply, it sends the widget's outputs on the same socket. jupyter_client 8.10 sends past pyzmq's asyncio
-    socket. If the reply comes at that moment, the send takes away the one sign that something is there to be read, and nobody reads it.
+    Without it a cell with an output widget (`interact`) can hang for ever.
+
+    While nbclient waits for a cell's reply, it sends the widget's outputs on the same socket. jupyter_client
+    8.10 sends past pyzmq's asyncio socket. If the reply comes at that moment, the send takes away the one
+    sign that something is there to be read, and nobody reads it.
     """
     import zmq
     from jupyter_client.channels import AsyncZMQSocketChannel as Channel
@@ -131,13 +145,20 @@ def notebooks() -> Path:
 
 
 def free_port(host: str, wanted: int | None = None) -> int:
-    """`wanted`, or a free port from 8866 on. Raises OSError naming the option that is wrong: --host or --port."""
+    """`wanted`, or a free port from 8866 on.
+
+    Raises OSError naming the option that is wrong: --host or --port.
+    """
     reason = ""
     for port in [wanted] if wanted is not None else range(DEFAULT_PORT, DEFAULT_PORT + 100):
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
         except (OSError, UnicodeError) as e:
-            raise OSError(f"--host {host} is no name or address of this machine: {getattr(e, 'strerror', None) or e}") from None
+            raise OSError(
+                f"--host {host} is no name or address of this machine: {getattr(e, 'strerror', None) or e}"
+            ) from None
         try:
             with socket.socket(family, kind, protocol) as s:
                 if os.name == "posix":
@@ -154,7 +175,8 @@ def free_port(host: str, wanted: int | None = None) -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a server: ours, with our template and JupyterLab settings in front of the search paths.
+    """The environment of a server: ours, with our template and JupyterLab settings in front of the search
+    paths.
 
     Paths in it are made absolute, because the server starts in a folder of its own.
     """
@@ -172,22 +194,47 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def python_command(module: str) -> list[str]:
-    """Runs `module` without the working folder on the import path, on Pythons that can (the folder is empty anyway)."""
+    """Runs `module` without the working folder on the import path, on Pythons that can (the folder is empty
+    anyway).
+    """
     return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", module]
 
 
-def explore_command(notebook: Path, host: str, port: int, extra: Sequence[str] = (), *, base_url: str = "/", public: str = "", max_pages: int = 0) -> list[str]:
-    """The server on one notebook, or on a folder of them. Our settings file stands last in the list of folders, so that the user's own win.
+def explore_command(
+    notebook: Path,
+    host: str,
+    port: int,
+    extra: Sequence[str] = (),
+    *,
+    base_url: str = "/",
+    public: str = "",
+    max_pages: int = 0,
+) -> list[str]:
+    """The server on one notebook, or on a folder of them.
 
-    The token, if there is one, goes into the environment as CBVIZ_TOKEN: all users of a machine can read a command.
+    Our settings file stands last in the list of folders, so that the user's own win.
+
+    The token, if there is one, goes into the environment as CBVIZ_TOKEN: all users of a machine can read a
+    command.
     """
     from jupyter_core.paths import jupyter_config_path
 
     folders = [*jupyter_config_path(), str(JUPYTER / "config")]
-    return [*python_command("cbviz.app.server"), str(notebook), f"--port={port}", f"--Voila.ip={host}", f"--Voila.base_url={base_url}", "--no-browser",
-            f"--template={TEMPLATE}", f"--ExplorerServer.public={public}", f"--ExplorerServer.max_pages={max_pages}",
-            "--Voila.log_level=ERROR", "--show_tracebacks=True",
-            *(f"--Voila.config_file_paths={f}" for f in folders), *extra]
+    return [
+        *python_command("cbviz.app.server"),
+        str(notebook),
+        f"--port={port}",
+        f"--Voila.ip={host}",
+        f"--Voila.base_url={base_url}",
+        "--no-browser",
+        f"--template={TEMPLATE}",
+        f"--ExplorerServer.public={public}",
+        f"--ExplorerServer.max_pages={max_pages}",
+        "--Voila.log_level=ERROR",
+        "--show_tracebacks=True",
+        *(f"--Voila.config_file_paths={f}" for f in folders),
+        *extra,
+    ]
 
 
 def check_token(token: str) -> str:
@@ -198,16 +245,28 @@ def check_token(token: str) -> str:
 
 
 def split_base_url(given: str) -> tuple[str, str]:
-    """The address of `--base-url` as (scheme and host, path): `/class` or `https://uni.example/class/`. Raises ConfigError."""
+    """The address of `--base-url` as (scheme and host, path): `/class` or `https://uni.example/class/`.
+    Raises ConfigError.
+    """
     try:
         parts = urllib.parse.urlsplit(given)
         whole = bool(parts.scheme or parts.netloc)
-        fine = not (parts.query or parts.fragment or parts.username or parts.password) and (parts.port is None or parts.port > 0)
+        fine = not (parts.query or parts.fragment or parts.username or parts.password) and (
+            parts.port is None or parts.port > 0
+        )
     except ValueError:
         fine = whole = False
-    if not fine or (whole and (parts.scheme not in ("http", "https") or not parts.hostname)) or not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", parts.path) \
-            or not (whole or given.startswith("/")) or ".." in parts.path.split("/"):
-        raise ConfigError(f"--base-url is {given!r}, it must be a path such as /class/ or an address such as https://uni.example/class/")
+    if (
+        not fine
+        or (whole and (parts.scheme not in ("http", "https") or not parts.hostname))
+        or not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", parts.path)
+        or not (whole or given.startswith("/"))
+        or ".." in parts.path.split("/")
+    ):
+        raise ConfigError(
+            f"--base-url is {given!r}, it must be a path such as /class/ or an address such as "
+            "https://uni.example/class/"
+        )
     path = parts.path.rstrip("/") + "/"
     return (f"{parts.scheme}://{parts.netloc.lower()}" if whole else ""), path
 
@@ -220,13 +279,28 @@ def default_max_pages(model: str | None) -> int:
     return max(2, min(200, int((light.free_bytes() - 0.5e9) / page)))
 
 
-def explore(scenario: str | None = None, model: str | None = None, *, allow_code: bool = False, host: str = "127.0.0.1", port: int | None = None, browser: bool = True,
-            query: Mapping[str, str] | None = None, token: str | None = None, base_url: str = "/", max_pages: int | None = None, extra: Sequence[str] = ()) -> int:
-    """Serves the explorer until Ctrl-C. Returns the exit status. Each page gets a kernel, and a session, of its own.
+def explore(
+    scenario: str | None = None,
+    model: str | None = None,
+    *,
+    allow_code: bool = False,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    browser: bool = True,
+    query: Mapping[str, str] | None = None,
+    token: str | None = None,
+    base_url: str = "/",
+    max_pages: int | None = None,
+    extra: Sequence[str] = (),
+) -> int:
+    """Serves the explorer until Ctrl-C.
 
-    `allow_code`: the page has a box whose Python runs in the page's kernel, with this user's rights: for oneself and for rooms one trusts.
-    `token`: what an address must carry to be let in; None: a new one, '': none, on this machine alone and without `allow_code`.
-    `base_url`: the path under which a proxy shows the server, or the proxy's whole address.
+    Returns the exit status. Each page gets a kernel, and a session, of its own.
+
+    `allow_code`: the page has a box whose Python runs in the page's kernel, with this user's rights: for
+    oneself and for rooms one trusts. `token`: what an address must carry to be let in; None: a new one, '':
+    none, on this machine alone and without `allow_code`. `base_url`: the path under which a proxy shows the
+    server, or the proxy's whole address.
 
     Raises OSError if the port or host can't be used, ConfigError for another option.
     """
@@ -239,24 +313,52 @@ def explore(scenario: str | None = None, model: str | None = None, *, allow_code
     elif token:
         check_token(token)
     elif allow_code or not guard.alone:
-        reason = "--allow-code runs Python of whoever reaches the page" if allow_code else "others can reach this server"
-        raise ConfigError(f"--no-token is for a server that only this machine reaches, without --allow-code; here {reason}")
+        reason = (
+            "--allow-code runs Python of whoever reaches the page"
+            if allow_code
+            else "others can reach this server"
+        )
+        raise ConfigError(
+            f"--no-token is for a server that only this machine reaches, without --allow-code; here {reason}"
+        )
     if max_pages is not None and max_pages < 1:
         raise ConfigError(f"--max-pages is {max_pages}, the least is 1")
     port = free_port(host, port)
-    given = {k: v for k, v in {"CBVIZ_SCENARIO": resolved(scenario), "CBVIZ_MODEL": resolved(model), "CBVIZ_ALLOW_CODE": "1" if allow_code else "0",
-                               "CBVIZ_TOKEN": token}.items() if v is not None}
+    given = {
+        k: v
+        for k, v in {
+            "CBVIZ_SCENARIO": resolved(scenario),
+            "CBVIZ_MODEL": resolved(model),
+            "CBVIZ_ALLOW_CODE": "1" if allow_code else "0",
+            "CBVIZ_TOKEN": token,
+        }.items()
+        if v is not None
+    }
     asked = {**({"token": token} if token else {}), **(query or {})}
     tail = path + ("?" + urllib.parse.urlencode(asked) if asked else "")
-    with tempfile.TemporaryDirectory(prefix="cbviz-") as folder:  # one notebook alone: Voilà would list, and serve, whatever lies beside it
+    with tempfile.TemporaryDirectory(
+        prefix="cbviz-"
+    ) as folder:  # one notebook alone: Voilà would list, and serve, whatever lies beside it
         page = Path(folder) / "explorer.ipynb"
         shutil.copyfile(notebooks() / "explorer.ipynb", page)
-        command = explore_command(page, host, port, extra, base_url=path, public=public, max_pages=max_pages or default_max_pages(model))
-        return _serve(command, environment(**given), Announcement("The explorer", host, port, tail, public), browser)
+        command = explore_command(
+            page,
+            host,
+            port,
+            extra,
+            base_url=path,
+            public=public,
+            max_pages=max_pages or default_max_pages(model),
+        )
+        return _serve(
+            command, environment(**given), Announcement("The explorer", host, port, tail, public), browser
+        )
 
 
 def resolved(name: str | None) -> str | None:
-    """A file or folder as an absolute path, since the server starts elsewhere; a name that cbviz knows as it is."""
+    """A file or folder as an absolute path, since the server starts elsewhere; a name that cbviz knows as it
+    is.
+    """
     from cbviz.model import hub
     from cbviz.workload.presets import PRESETS
 
@@ -265,19 +367,39 @@ def resolved(name: str | None) -> str | None:
     return str(Path(name).resolve())
 
 
-def lab(*, host: str = "127.0.0.1", port: int | None = None, browser: bool = True, folder: str | Path | None = None, extra: Sequence[str] = ()) -> int:
-    """Opens JupyterLab on a copy of the notebooks in the working folder (`cbviz-notebooks`), or on `folder`, until Ctrl-C. Returns the exit status."""
+def lab(
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    browser: bool = True,
+    folder: str | Path | None = None,
+    extra: Sequence[str] = (),
+) -> int:
+    """Opens JupyterLab on a copy of the notebooks in the working folder (`cbviz-notebooks`), or on `folder`,
+    until Ctrl-C. Returns the exit status.
+    """
     port = free_port(host, port)
     root = (Path(folder) if folder is not None else _own_copy()).resolve()
-    command = [*python_command("jupyterlab"), f"--ServerApp.ip={host}", f"--ServerApp.port={port}", f"--ServerApp.root_dir={root}", "--ServerApp.log_level=WARN",
-               "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", *([] if browser else ["--no-browser"]), *extra]
+    command = [
+        *python_command("jupyterlab"),
+        f"--ServerApp.ip={host}",
+        f"--ServerApp.port={port}",
+        f"--ServerApp.root_dir={root}",
+        "--ServerApp.log_level=WARN",
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        *([] if browser else ["--no-browser"]),
+        *extra,
+    ]
     if (root / "explorer.ipynb").exists() and browser:
         command.append("--LabApp.default_url=/lab/tree/explorer.ipynb")
     return _serve(command, environment(), Announcement("JupyterLab", host, port, "/lab"), False)
 
 
 def _own_copy() -> Path:
-    """The checkout's notebooks themselves; of an installed package a copy that the user may write to, made once."""
+    """The checkout's notebooks themselves; of an installed package a copy that the user may write to, made
+    once.
+    """
     source = notebooks()
     if source.parent != APP:
         return source
@@ -316,9 +438,15 @@ class Announcement:
         """What the terminal says."""
         from cbviz.app.server.guard import is_loopback, is_wildcard
 
-        told = [f"{self.what} is at {self.public + self.tail if self.public else self.local}   (Ctrl-C stops it)"]
+        told = [
+            f"{self.what} is at {self.public + self.tail if self.public else self.local}   (Ctrl-C stops it)"
+        ]
         if not is_loopback(self.host):
-            links = [self._link(a) for a in network_addresses(v6=":" in self.host)] if is_wildcard(self.host) else [self.local]
+            links = (
+                [self._link(a) for a in network_addresses(v6=":" in self.host)]
+                if is_wildcard(self.host)
+                else [self.local]
+            )
             told.append("The network can reach it: whoever has the link can use it. There is no encryption.")
             told += [f"  For others: {link}" for link in links]
         return told
@@ -328,17 +456,25 @@ class Announcement:
 
 
 def network_addresses(v6: bool) -> list[str]:
-    """This machine's addresses on the network: IPv4, and IPv6 if `v6`, without those that mean something on one cable only."""
+    """This machine's addresses on the network: IPv4, and IPv6 if `v6`, without those that mean something on
+    one cable only.
+    """
     import psutil
 
     found = [a for rows in psutil.net_if_addrs().values() for a in rows]
     four = [a.address for a in found if a.family == socket.AF_INET and not a.address.startswith("127.")]
-    six = [a.address for a in found if a.family == socket.AF_INET6 and a.address != "::1" and not a.address.lower().startswith("fe80")]
+    six = [
+        a.address
+        for a in found
+        if a.family == socket.AF_INET6 and a.address != "::1" and not a.address.lower().startswith("fe80")
+    ]
     return [*(six if v6 else []), *four]
 
 
 def _serve(command: list[str], env: dict[str, str], where: Announcement, browser: bool) -> int:
-    """Runs a server in an empty folder until it ends or Ctrl-C; both the server and its kernels are gone when this returns."""
+    """Runs a server in an empty folder until it ends or Ctrl-C; both the server and its kernels are gone when
+    this returns.
+    """
     group: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {}
     with tempfile.TemporaryDirectory(prefix="cbviz-cwd-") as neutral:
         process = subprocess.Popen(command, env=env, cwd=neutral, **group)
@@ -368,7 +504,10 @@ def _announce(process: subprocess.Popen[bytes], where: Announcement, browser: bo
 
 
 def wait_until_up(url: str, process: subprocess.Popen[bytes] | None = None, timeout_s: float = 60.0) -> bool:
-    """True once something listens at `url`; False if `process` ends before, or after `timeout_s`. Asks for no page: that would start a kernel."""
+    """True once something listens at `url`; False if `process` ends before, or after `timeout_s`.
+
+    Asks for no page: that would start a kernel.
+    """
     where = urllib.parse.urlsplit(url)
     end = time.monotonic() + timeout_s
     while time.monotonic() < end and (process is None or process.poll() is None):

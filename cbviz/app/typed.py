@@ -1,4 +1,7 @@
-"""A policy or a breakpoint's predicate typed in the page: runs its code in this kernel. Only `cbviz explore --allow-code` lets the player call this."""
+"""A policy or a breakpoint's predicate typed in the page: runs its code in this kernel.
+
+Only `cbviz explore --allow-code` lets the player call this.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ MOST_CHARACTERS = 20_000
 
 
 def register(source: str) -> str:
-    """Runs `source`, in which `cb` is cbviz, and returns the name of the policy that it registered (the last, of several).
+    """Runs `source`, in which `cb` is cbviz, and returns the name of the policy that it registered (the last,
+    of several).
 
     Raises ConfigError with the line and what was wrong with it; then the policies are what they were before.
     """

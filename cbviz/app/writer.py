@@ -1,4 +1,5 @@
-"""A page's hold on its saved run: gets it, answers other kernels that want it, lets it go, and moves to a run of its own. Knows files through `kept`.
+"""A page's hold on its saved run: gets it, answers other kernels that want it, lets it go, and moves to a run
+of its own. Knows files through `kept`.
 
 One kernel writes a run. Everything here runs on the player's loop, except what is handed to its worker.
 """
@@ -25,20 +26,36 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.25
 """How often a kernel looks whether another one wants its run."""
 ANSWER_S = 3.0
-"""How long a page has to answer its kernel. A page that draws its first pictures on a busy machine needs a second or two."""
-PATIENCE_S = 10.0
-"""How long a new page waits for its run before it takes a copy: the kernel before it may have a long step to finish."""
+"""How long a page has to answer its kernel.
 
-COPY = "This page is a copy. Another tab has this run open and goes on with it. What you do here is saved as a run of its own."
-TAKEN = ("Another tab opened this run and goes on with it, because this page did not answer. "
-         "What you do here from now on is saved as a run of its own.")
-UNKNOWN = ("The address names a run that this browser does not have here. It belongs to another browser, or it is too old: "
-           "a run is kept for at least a day. A new run has begun.")
+A page that draws its first pictures on a busy machine needs a second or two.
+"""
+PATIENCE_S = 10.0
+"""How long a new page waits for its run before it takes a copy: the kernel before it may have a long step to
+finish.
+"""
+
+COPY = (
+    "This page is a copy. Another tab has this run open and goes on with it. What you do here is saved as "
+    "a run of its own."
+)
+TAKEN = (
+    "Another tab opened this run and goes on with it, because this page did not answer. "
+    "What you do here from now on is saved as a run of its own."
+)
+UNKNOWN = (
+    "The address names a run that this browser does not have here. It belongs to another browser, or it is "
+    "too old: "
+    "a run is kept for at least a day. A new run has begun."
+)
 
 
 @dataclass
 class Found:
-    """What a page's address leads to: the saved run to go on with, if any, and what the user must know. `writable`: it is ours to go on with."""
+    """What a page's address leads to: the saved run to go on with, if any, and what the user must know.
+
+    `writable`: it is ours to go on with.
+    """
 
     folder: Path | None = None
     notice: str = ""
@@ -66,7 +83,7 @@ class Writer:
         """`text` without the folder of the run: where files lie on this machine is no business of the page."""
         return text.replace(f"{self.held.folder}{os.sep}", "") if self.held is not None else text
 
-    # getting a run ------------------------------------------------------------------------------------------------------
+    # getting a run ------------------------------------------------------------------------------------------
 
     async def claim(self, wanted: str | None) -> Found:
         """Get the run that the address names, a copy of it if another page has it, or a new one."""
@@ -87,10 +104,14 @@ class Writer:
         return Found(folder)
 
     async def _take(self, folder: Path) -> Held | None:
-        """The run in `folder`, once the kernel that has it lets go. None if its page is still there, or if it does not answer in time."""
+        """The run in `folder`, once the kernel that has it lets go.
+
+        None if its page is still there, or if it does not answer in time.
+        """
         if (held := kept.grab(folder)) is not None:
             return held
-        # While a page is reloaded the old one may still be there. Once the new one speaks, the old one is gone.
+        # While a page is reloaded the old one may still be there. Once the new one speaks, the old one is
+        # gone.
         await self.p.attached.wait()
         question = kept.ask(folder)
         try:
@@ -123,9 +144,15 @@ class Writer:
 
     def unsaved(self, e: BaseException) -> None:
         why = getattr(e, "strerror", None) or "no file can be written"
-        self.p.notice(f"This run is not saved: {why[0].lower()}{why[1:]}. A reload of the page begins anew. The button Save downloads the run.", bad=True)
+        self.p.notice(
+            (
+                f"This run is not saved: {why[0].lower()}{why[1:]}. A reload of the page begins anew. The "
+                "button Save downloads the run."
+            ),
+            bad=True,
+        )
 
-    # being asked --------------------------------------------------------------------------------------------------------
+    # being asked --------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Answer kernels that want this run, for as long as the page lives."""
@@ -186,7 +213,9 @@ class Writer:
 
 
 def read(folder: Path) -> tuple[Trace | None, str, str]:
-    """The branch that was shown last, its name, and what the user must know of it: what is missing, or why there is nothing."""
+    """The branch that was shown last, its name, and what the user must know of it: what is missing, or why
+    there is nothing.
+    """
     branch = kept.shown_branch(folder)
     path = kept.branch_path(folder, branch)
     try:
@@ -195,8 +224,15 @@ def read(folder: Path) -> tuple[Trace | None, str, str]:
         if not path.exists() or not path.stat().st_size:
             return None, branch, ""  # nothing was saved yet
         why = str(e).replace(str(path), "its file")
-        return None, branch, f"The saved run cannot be read ({why}). It is kept as it is. A new run has begun."
+        return (
+            None,
+            branch,
+            f"The saved run cannot be read ({why}). It is kept as it is. A new run has begun.",
+        )
     lost = ""
     if any("left out" in note for note in trace.header.notes):
-        lost = f"What came after step {len(trace)} was not saved whole and is missing. The run goes on from step {len(trace)}."
+        lost = (
+            f"What came after step {len(trace)} was not saved whole and is missing. The run goes on from "
+            f"step {len(trace)}."
+        )
     return trace, branch, lost

@@ -1,9 +1,12 @@
-"""Decode steps alone: one new token for each of some requests at the same contexts, ours in each precision and llama.cpp in turn in one run.
+"""Decode steps alone: one new token for each of some requests at the same contexts, ours in each precision
+and llama.cpp in turn in one run.
 
-Like for like: what is timed is the decode call until its logits are there. On llama.cpp's side that is `llama_decode` and the logits' pointers; on ours
-the pass with the tables that it is given (`_forward`). Neither side's choice of tokens, queue, checks or ledger is in it; our whole step, with all
-of that, stands beside it. The floor of a step is the time to read its weights and KV (counted) at the bandwidth that this machine read memory with in
-the same round: it moves by a factor of two with what else the host does, and a share of yesterday's best would say nothing about the engine.
+Like for like: what is timed is the decode call until its logits are there. On llama.cpp's side that is
+`llama_decode` and the logits' pointers; on ours the pass with the tables that it is given (`_forward`).
+Neither side's choice of tokens, queue, checks or ledger is in it; our whole step, with all of that, stands
+beside it. The floor of a step is the time to read its weights and KV (counted) at the bandwidth that this
+machine read memory with in the same round: it moves by a factor of two with what else the host does, and a
+share of yesterday's best would say nothing about the engine.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class Theirs(Protocol):
 
 @dataclass
 class Case:
-    """One batch size. Seconds by contender, all rounds; `step_s`: our whole steps; `shares`: floor over pass; `parts`: seconds of each part of one pass, medians."""
+    """One batch size. Seconds by contender, all rounds; `step_s`: our whole steps; `shares`: floor over pass;
+    `parts`: seconds of each part of one pass, medians.
+    """
 
     batch: int
     pass_s: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -53,7 +58,9 @@ class Case:
 
 
 def prompts(batch: int, vocab: int) -> list[list[int]]:
-    return [[100 + (37 * (i + 7 * j)) % (min(vocab, 30_000) - 100) for i in range(CONTEXT)] for j in range(batch)]
+    return [
+        [100 + (37 * (i + 7 * j)) % (min(vocab, 30_000) - 100) for i in range(CONTEXT)] for j in range(batch)
+    ]
 
 
 class Ours:
@@ -63,7 +70,9 @@ class Ours:
         self.name = precision
         per = (CONTEXT + steps + _BLOCK) // _BLOCK
         self._per = per
-        self._runner = TorchRunner(model, EngineConfig(precision=precision, num_blocks=most * per + 1, block_size=_BLOCK))
+        self._runner = TorchRunner(
+            model, EngineConfig(precision=precision, num_blocks=most * per + 1, block_size=_BLOCK)
+        )
         self._forward = self._runner._forward
         self._runner._forward = self._timed  # type: ignore[method-assign]
         self._pass_s = 0.0
@@ -75,8 +84,11 @@ class Ours:
         self._pass_s = perf_counter() - t0
         return logits
 
-    def decode(self, batch: int, steps: int) -> tuple[list[float], list[float], dict[str, float], dict[str, list[float]]]:
-        """Seconds of each pass and step, what was counted of the last, and seconds of each part where the pass tells them.
+    def decode(
+        self, batch: int, steps: int
+    ) -> tuple[list[float], list[float], dict[str, float], dict[str, list[float]]]:
+        """Seconds of each pass and step, what was counted of the last, and seconds of each part where the
+        pass tells them.
 
         Every fourth step has its parts timed and does not count.
         """
@@ -90,7 +102,10 @@ class Ours:
         counted: dict[str, float] = {}
         for n in range(steps + 1):
             plan = SchedulerOutput(n + 1)
-            plan.chunks = [Chunk(f"r{j}", len(t) - 1 if n else 0, 1 if n else len(t), t, table, True, greedy) for j, (t, table) in enumerate(zip(tokens, tables))]
+            plan.chunks = [
+                Chunk(f"r{j}", len(t) - 1 if n else 0, 1 if n else len(t), t, table, True, greedy)
+                for j, (t, table) in enumerate(zip(tokens, tables))
+            ]
             watched = whole is not None and n % 4 == 3
             if watched:
                 whole.marking = True
@@ -120,15 +135,37 @@ class Ours:
         w = self._runner.decoder.weights
 
         def size(m: Any) -> float:
-            return float(m.q.numel() + 4 * m.scale.numel()) if hasattr(m, "scale") else float(m.numel() * m.element_size())
+            return (
+                float(m.q.numel() + 4 * m.scale.numel())
+                if hasattr(m, "scale")
+                else float(m.numel() * m.element_size())
+            )
 
-        names = {"QKV product": "qkv", "output product": "o", "gate and up product": "gate_up", "down product": "down"}
-        return {part: sum(size(getattr(layer, n)) for layer in w.layers) for part, n in names.items()} | {"output head": size(w.head)}
+        names = {
+            "QKV product": "qkv",
+            "output product": "o",
+            "gate and up product": "gate_up",
+            "down product": "down",
+        }
+        return {part: sum(size(getattr(layer, n)) for layer in w.layers) for part, n in names.items()} | {
+            "output head": size(w.head)
+        }
 
 
-def measure(model: LoadedModel, precisions: Sequence[str], theirs: Sequence[Theirs], rounds: int, tell: Callable[[str], None],
-            lost: dict[str, str] | None = None, *, batches: Sequence[int] = BATCHES, steps: int = STEPS) -> list[Case]:
-    """Everybody once a round, in turn, after a short round that does not count; each round begins with a reading of the memory bandwidth. `lost`: see `engine.measure`."""
+def measure(
+    model: LoadedModel,
+    precisions: Sequence[str],
+    theirs: Sequence[Theirs],
+    rounds: int,
+    tell: Callable[[str], None],
+    lost: dict[str, str] | None = None,
+    *,
+    batches: Sequence[int] = BATCHES,
+    steps: int = STEPS,
+) -> list[Case]:
+    """Everybody once a round, in turn, after a short round that does not count; each round begins with a
+    reading of the memory bandwidth. `lost`: see `engine.measure`.
+    """
     lost = {} if lost is None else lost
     ours = [Ours(model, p, max(batches), steps) for p in precisions]
     cases = []
@@ -145,7 +182,9 @@ def measure(model: LoadedModel, precisions: Sequence[str], theirs: Sequence[Thei
                     continue
                 case.pass_s.setdefault(o.name, []).append(passes)
                 case.step_s.setdefault(o.name, []).extend(whole)
-                case.shares.setdefault(o.name, []).append((counted["weight_bytes"] + counted["kv_bytes"]) / bandwidth / median(passes))
+                case.shares.setdefault(o.name, []).append(
+                    (counted["weight_bytes"] + counted["kv_bytes"]) / bandwidth / median(passes)
+                )
                 for name, v in parts.items():
                     seen.setdefault(o.name, {}).setdefault(name, []).extend(v)
             for t in theirs:
@@ -172,30 +211,58 @@ def ratio(case: Case, a: str, b: str) -> float:
 
 def data(cases: Sequence[Case], precisions: Sequence[str]) -> list[dict[str, Any]]:
     """Plain data."""
-    return [{"batch": c.batch, "context": CONTEXT,
-             "contenders": {n: {"pass_s": [median(x) for x in v], "median_s": median(median(x) for x in v), "step_s": median(c.step_s[n]) if n in c.step_s else None,
-                                "floor_share": median(c.shares[n]) if n in c.shares else None, "parts_s": c.parts.get(n, {}), "part_bytes": c.part_bytes.get(n, {})}
-                            for n, v in c.pass_s.items()},
-             "ratios": {p: {o: ratio(c, p, o) for o in c.pass_s if o not in precisions} for p in precisions}} for c in cases]
+    return [
+        {
+            "batch": c.batch,
+            "context": CONTEXT,
+            "contenders": {
+                n: {
+                    "pass_s": [median(x) for x in v],
+                    "median_s": median(median(x) for x in v),
+                    "step_s": median(c.step_s[n]) if n in c.step_s else None,
+                    "floor_share": median(c.shares[n]) if n in c.shares else None,
+                    "parts_s": c.parts.get(n, {}),
+                    "part_bytes": c.part_bytes.get(n, {}),
+                }
+                for n, v in c.pass_s.items()
+            },
+            "ratios": {p: {o: ratio(c, p, o) for o in c.pass_s if o not in precisions} for p in precisions},
+        }
+        for c in cases
+    ]
 
 
 def table(cases: list[dict[str, Any]], others: Sequence[str]) -> list[str]:
     """For people."""
-    lines = ["", f"decode steps: one token for each of some requests at {CONTEXT} tokens; the decode call alone, both sides without the choice of tokens; milliseconds, medians"]
+    lines = [
+        "",
+        (
+            f"decode steps: one token for each of some requests at {CONTEXT} tokens; the decode call alone, "
+            "both sides without the choice of tokens; milliseconds, medians"
+        ),
+    ]
     names = list(cases[0]["contenders"])  # who is lost at a larger batch was there at the first
     wide = max(map(len, names)) + 2
     for c in cases:
-        lines.append(f"{'batch ' + str(c['batch']):{wide}}{'ms':>9}{'whole step':>12}" + "".join(f"{'/ ' + o.split()[0]:>14}" for o in others) + f"{'of the floor':>14}")
+        lines.append(
+            f"{'batch ' + str(c['batch']):{wide}}{'ms':>9}{'whole step':>12}"
+            + "".join(f"{'/ ' + o.split()[0]:>14}" for o in others)
+            + f"{'of the floor':>14}"
+        )
         for n, t in c["contenders"].items():
             step = f"{1e3 * t['step_s']:>12.2f}" if t["step_s"] is not None else " " * 12
-            ratios = "".join(f"{c['ratios'][n][o]:>14.2f}" if o in c["ratios"].get(n, {}) else " " * 14 for o in others)
+            ratios = "".join(
+                f"{c['ratios'][n][o]:>14.2f}" if o in c["ratios"].get(n, {}) else " " * 14 for o in others
+            )
             share = f"{t['floor_share']:>13.0%}" if t["floor_share"] is not None else ""
             lines.append(f"{n:{wide}}{1e3 * t['median_s']:>9.2f}{step}{ratios} {share}".rstrip())
     return lines
 
 
 def profile_lines(case: dict[str, Any], precision: str) -> list[str]:
-    """Where the time of a pass goes: each part's milliseconds, share, and the speed at which a product reads its weights."""
+    """Where the time of a pass goes: each part's milliseconds, share, and the speed at which a product reads
+    its weights.
+    """
     t = case["contenders"][precision]
     whole = sum(t["parts_s"].values()) or 1.0
     lines = [f"  {precision}, batch {case['batch']}: where the time of a pass goes (its own clock, medians):"]
@@ -205,4 +272,15 @@ def profile_lines(case: dict[str, Any], precision: str) -> list[str]:
     return lines
 
 
-__all__ = ["BATCHES", "CONTEXT", "Case", "Ours", "data", "measure", "profile_lines", "prompts", "ratio", "table"]
+__all__ = [
+    "BATCHES",
+    "CONTEXT",
+    "Case",
+    "Ours",
+    "data",
+    "measure",
+    "profile_lines",
+    "prompts",
+    "ratio",
+    "table",
+]

@@ -1,15 +1,21 @@
 """Other engines behind pipes, on the same weights and requests: vLLM or llama.cpp.
 
-Run by the Python that has the engine, which need not have cbviz: this file imports nothing of it. The first argument names the engine, `vllm` or
-`llama`. Reads one JSON object a line from stdin and answers each with one on the real stdout (whatever else is printed goes to stderr):
+Run by the Python that has the engine, which need not have cbviz: this file imports nothing of it. The first
+argument names the engine, `vllm` or `llama`. Reads one JSON object a line from stdin and answers each with
+one on the real stdout (whatever else is printed goes to stderr):
 
     {"op": "hello"}                                                    -> {"version": text}
-    {"op": "load", "model": path, "threads": n, "seats": s, "room": r} -> {}: a folder for vLLM (float32), a GGUF file for llama.cpp; r tokens a request
+    {"op": "load", "model": path, "threads": n, "seats": s, "room": r} -> {}: a folder for vLLM (float32), a
+    GGUF file for llama.cpp; r tokens a request
     {"op": "run", "requests": [[prompt ids, output tokens], ...], "seats": s}
-                                                                       -> {"seconds": wall time, "tokens": output tokens}; greedy, end of sequence ignored
+                                                                       -> {"seconds": wall time, "tokens":
+                                                                       output tokens}; greedy, end of sequence
+                                                                       ignored
 
     {"op": "decode", "prompts": [ids, ...], "steps": k}                -> {"seconds": [...]}: llama.cpp alone; the prompts together, then k steps of one token each,
-                                                                          the time of the decode call until its logits are there, no choice of tokens
+                                                                          the time of the decode call until
+                                                                          its logits are there, no choice of
+                                                                          tokens
 
 An exception is answered with {"error": text}.
 """
@@ -30,8 +36,14 @@ else:  # run as a script, by a Python that need not have cbviz: its own folder i
 
     sys.path.pop(0)  # this folder has a `kernels`, which transformers would take for the package of that name
 
-QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-         "VLLM_CPU_KVCACHE_SPACE": "1"}
+QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
 Requests = list[list[Any]]
 
 
@@ -56,21 +68,36 @@ class Vllm:
         import torch
 
         torch.set_num_threads(threads)
-        self._arguments: dict[str, Any] = {"model": model, "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": room,
-                                           "enable_prefix_caching": False, "max_num_seqs": seats}
+        self._arguments: dict[str, Any] = {
+            "model": model,
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "block_size": 32,
+            "max_model_len": room,
+            "enable_prefix_caching": False,
+            "max_num_seqs": seats,
+        }
         self._engine = self._vllm.LLM(**self._arguments)
 
     def run(self, requests: Requests, seats: int) -> int:
         # All are there at the start; vLLM runs as many as it was given seats.
         if self._arguments["max_num_seqs"] != seats and len(requests) > seats:
             raise ValueError(f"vLLM was loaded with {self._arguments['max_num_seqs']} seats")
-        params = [self._vllm.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for _, n in requests]
-        outputs = self._engine.generate([{"prompt_token_ids": ids} for ids, _ in requests], params, use_tqdm=False)
+        params = [
+            self._vllm.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
+            for _, n in requests
+        ]
+        outputs = self._engine.generate(
+            [{"prompt_token_ids": ids} for ids, _ in requests], params, use_tqdm=False
+        )
         return sum(len(o.outputs[0].token_ids) for o in outputs)
 
 
 class Llama:
-    """llama.cpp through llama-cpp-python's low-level calls, with the plainest continuous batching: a free seat takes the next request, its prompt goes in whole."""
+    """llama.cpp through llama-cpp-python's low-level calls, with the plainest continuous batching: a free
+    seat takes the next request, its prompt goes in whole.
+    """
 
     def __init__(self) -> None:
         import llama_cpp
@@ -114,7 +141,12 @@ class Llama:
             for seat, (ids, position, _) in running.items():
                 for j, token in enumerate(ids):
                     i = b.n_tokens
-                    b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = token, position + j, 1, j == len(ids) - 1
+                    b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = (
+                        token,
+                        position + j,
+                        1,
+                        j == len(ids) - 1,
+                    )
                     b.seq_id[i][0] = seat
                     b.n_tokens += 1
                 rows.append((seat, b.n_tokens - 1))
@@ -145,7 +177,12 @@ class Llama:
             for seat, ids in enumerate(inputs):
                 for j, token in enumerate(ids):
                     i = b.n_tokens
-                    b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = token, at[seat] + j, 1, j == len(ids) - 1
+                    b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = (
+                        token,
+                        at[seat] + j,
+                        1,
+                        j == len(ids) - 1,
+                    )
                     b.seq_id[i][0] = seat
                     b.n_tokens += 1
                 rows.append(b.n_tokens - 1)

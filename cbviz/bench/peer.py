@@ -1,4 +1,7 @@
-"""Another engine in another interpreter, asked over pipes. Knows how to find, start and end it; what is asked lies in `vllm_worker` and `engine_worker`."""
+"""Another engine in another interpreter, asked over pipes.
+
+Knows how to find, start and end it; what is asked lies in `vllm_worker` and `engine_worker`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,16 @@ class PeerError(ChildProcessError):
 
 
 def find_python(given: str | None) -> str | None:
-    """The Python that has vLLM: the given one, else this one if it has, else None. Raises ConfigError if the given one is no file."""
+    """The Python that has vLLM: the given one, else this one if it has, else None.
+
+    Raises ConfigError if the given one is no file.
+    """
     if given is not None:
         if not Path(given).is_file():
-            raise ConfigError(f"vllm_python is {given!r}, there is no such file; give the path of a Python interpreter that has vLLM")
+            raise ConfigError(
+                f"vllm_python is {given!r}, there is no such file; give the path of a Python interpreter "
+                "that has vLLM"
+            )
         return given
     return sys.executable if importlib.util.find_spec("vllm") is not None else None
 
@@ -36,7 +45,14 @@ class Worker:
 
     def __init__(self, python: str, script: str, *args: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen([python, script, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, encoding="utf-8")
+        self._process = subprocess.Popen(
+            [python, script, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            encoding="utf-8",
+        )
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """One question, one answer."""
@@ -77,7 +93,9 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -1,4 +1,6 @@
-"""The loop of a worker behind pipes: one JSON object a line in, one on the real stdout for each. Imports nothing but the standard library.
+"""The loop of a worker behind pipes: one JSON object a line in, one on the real stdout for each.
+
+Imports nothing but the standard library.
 
 Workers run by a Python that need not have cbviz load this file by its path, beside their own.
 """
@@ -13,7 +15,11 @@ from typing import Any
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answers until the input ends. Whatever else is printed goes to stderr: it must not end up between the answers. An exception is answered with {"error": text}."""
+    """Answers until the input ends.
+
+    Whatever else is printed goes to stderr: it must not end up between the answers. An exception is answered
+    with {"error": text}.
+    """
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:

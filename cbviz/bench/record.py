@@ -1,4 +1,6 @@
-"""Records vLLM's own scheduler on random scenarios, in the format that `cbviz conform` replays: proof beyond anybody's recordings."""
+"""Records vLLM's own scheduler on random scenarios, in the format that `cbviz conform` replays: proof beyond
+anybody's recordings.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,20 @@ from cbviz.bench.scenarios import scenario
 from cbviz.config import ConfigError
 
 
-def record(folder: Path, count: int, seed: int, vllm_python: str | None = None, progress: Callable[[int, int, str], None] | None = None,
-           speculative: bool = False) -> str:
-    """Writes `count` recordings, of the scenarios `seed`, `seed` + 1, ..., into `folder`. Returns vLLM's version.
+def record(
+    folder: Path,
+    count: int,
+    seed: int,
+    vllm_python: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    speculative: bool = False,
+) -> str:
+    """Writes `count` recordings, of the scenarios `seed`, `seed` + 1, ..., into `folder`.
 
-    `speculative`: with drafts. A scenario that does not end within the worker's step limit is left out. Raises ConfigError where there is no vLLM.
+    Returns vLLM's version.
+
+    `speculative`: with drafts. A scenario that does not end within the worker's step limit is left out.
+    Raises ConfigError where there is no vLLM.
     """
     python = find_python(vllm_python)
     if python is None:

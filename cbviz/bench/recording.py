@@ -1,9 +1,12 @@
-"""What recording costs: a step with recorder and reasons against the same step without, in turn, on the real model and on the simulator.
+"""What recording costs: a step with recorder and reasons against the same step without, in turn, on the real
+model and on the simulator.
 
-With: `Session.step`, as everybody uses it: events with their reasons, accounts, the step's record, the fold of the trace, words, keyframes.
-Without: the scheduler, the runner and the update alone; events are not even made (the event types that the scheduler builds are replaced by
-one that holds nothing), no record, no trace, no words. Both run the same requests to the same tokens. One round is some steps of the one, then of the
-other; what is told is the median over rounds of the ratio of the rounds' medians. The runner's own time is in both.
+With: `Session.step`, as everybody uses it: events with their reasons, accounts, the step's record, the fold
+of the trace, words, keyframes. Without: the scheduler, the runner and the update alone; events are not even
+made (the event types that the scheduler builds are replaced by one that holds nothing), no record, no trace,
+no words. Both run the same requests to the same tokens. One round is some steps of the one, then of the
+other; what is told is the median over rounds of the ratio of the rounds' medians. The runner's own time is in
+both.
 """
 
 from __future__ import annotations
@@ -55,7 +58,10 @@ def _no_events() -> Iterator[None]:
 
 def _specs(count: int, tokens: int, vocab: int) -> list[RequestSpec]:
     greedy = Sampling(ignore_eos=True)
-    return [RequestSpec(f"r{j}", tuple(ids), tokens, arrival_step=0, sampling=greedy) for j, ids in enumerate(prompts(count, vocab))]
+    return [
+        RequestSpec(f"r{j}", tuple(ids), tokens, arrival_step=0, sampling=greedy)
+        for j, ids in enumerate(prompts(count, vocab))
+    ]
 
 
 class _Bare:
@@ -78,14 +84,31 @@ class _Bare:
         return [t for v in out.token_ids.values() for t in v]
 
 
-def compare(make: Callable[[], Runner], num_requests: int, *, rounds: int, steps: int, tell: Callable[[str], None] = lambda note: None, **fields: Any) -> dict[str, Any]:
-    """Milliseconds of a step with and without, medians, and the ratio's median and quarters over rounds. `make` gives each side a runner of its own."""
+def compare(
+    make: Callable[[], Runner],
+    num_requests: int,
+    *,
+    rounds: int,
+    steps: int,
+    tell: Callable[[str], None] = lambda note: None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Milliseconds of a step with and without, medians, and the ratio's median and quarters over rounds.
+
+    `make` gives each side a runner of its own.
+    """
     vocab = make().spec.vocab_size
     specs = _specs(num_requests, rounds * steps + 8, vocab)
     blocks = num_requests * ((CONTEXT + rounds * steps + 24) // 16 + 1) + 1
-    config = {"max_num_seqs": num_requests, "num_blocks": blocks, "block_size": 16,
-              "max_model_len": CONTEXT + rounds * steps + 16, "max_num_batched_tokens": num_requests * CONTEXT,
-              "enable_prefix_caching": True, **fields}
+    config = {
+        "max_num_seqs": num_requests,
+        "num_blocks": blocks,
+        "block_size": 16,
+        "max_model_len": CONTEXT + rounds * steps + 16,
+        "max_num_batched_tokens": num_requests * CONTEXT,
+        "enable_prefix_caching": True,
+        **fields,
+    }
     with_it = Session(specs, runner=make(), **config)
     bare = _Bare(make(), specs, with_it.config)
     on: list[float] = []
@@ -120,12 +143,28 @@ def compare(make: Callable[[], Runner], num_requests: int, *, rounds: int, steps
         on.append(median(times[0]))
         off.append(median(times[1]))
     ratios = sorted(a / b for a, b in zip(on, off))
-    return {"requests": num_requests, "with_ms": 1e3 * median(on), "without_ms": 1e3 * median(off), "ratio": median(ratios),
-            "ratio_quarters": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]], "costs_ms": 1e3 * median(a - b for a, b in zip(on, off))}
+    return {
+        "requests": num_requests,
+        "with_ms": 1e3 * median(on),
+        "without_ms": 1e3 * median(off),
+        "ratio": median(ratios),
+        "ratio_quarters": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
+        "costs_ms": 1e3 * median(a - b for a, b in zip(on, off)),
+    }
 
 
-def run(model: str = "smollm2", precision: str = "fast", *, rounds: int = 12, steps: int = 8, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
-    """The real model with 1 and 8 requests, the simulator with 8 and 32, as plain data. Raises ModelError for a model that cannot be had."""
+def run(
+    model: str = "smollm2",
+    precision: str = "fast",
+    *,
+    rounds: int = 12,
+    steps: int = 8,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """The real model with 1 and 8 requests, the simulator with 8 and 32, as plain data.
+
+    Raises ModelError for a model that cannot be had.
+    """
     from cbviz.model import hub
     from cbviz.model.loader import load
     from cbviz.runners.torch_runner import TorchRunner
@@ -138,12 +177,30 @@ def run(model: str = "smollm2", precision: str = "fast", *, rounds: int = 12, st
         blocks = requests * ((CONTEXT + rounds * steps + 24) // 16 + 1) + 1
         note = functools.partial(_told, tell, n, len(cases), kind)
         if kind == "real":
-            make = functools.partial(TorchRunner, loaded, EngineConfig(precision=precision, num_blocks=blocks, block_size=16))
-            row = compare(make, requests, rounds=rounds, steps=steps, tell=note, precision=precision, clock="measured")
+            make = functools.partial(
+                TorchRunner, loaded, EngineConfig(precision=precision, num_blocks=blocks, block_size=16)
+            )
+            row = compare(
+                make, requests, rounds=rounds, steps=steps, tell=note, precision=precision, clock="measured"
+            )
         else:
-            row = compare(functools.partial(SimRunner, models.get("smollm2")), requests, rounds=rounds, steps=steps, tell=note)
+            row = compare(
+                functools.partial(SimRunner, models.get("smollm2")),
+                requests,
+                rounds=rounds,
+                steps=steps,
+                tell=note,
+            )
         rows.append({"runner": kind, **row})
-    return {"model": loaded.title, "precision": precision, "rounds": rounds, "steps": steps, "most": MOST, "clock": "measured", "rows": rows}
+    return {
+        "model": loaded.title,
+        "precision": precision,
+        "rounds": rounds,
+        "steps": steps,
+        "most": MOST,
+        "clock": "measured",
+        "rows": rows,
+    }
 
 
 def _told(tell: Callable[[int, int, str], None], n: int, total: int, kind: str, text: str) -> None:
@@ -152,15 +209,38 @@ def _told(tell: Callable[[int, int, str], None], n: int, total: int, kind: str, 
 
 def table(result: dict[str, Any]) -> str:
     """For people."""
-    lines = [f"{result['model']}, {result['precision']}: a decode step with recorder and reasons, and without; in turn, medians of {result['rounds']} rounds, measured here",
-             f"{'':<24}{'with':>12}{'without':>12}{'costs':>12}{'slower by':>12}{'quarters':>20}"]
+    lines = [
+        (
+            f"{result['model']}, {result['precision']}: a decode step with recorder and reasons, and "
+            "without; "
+            f"in turn, medians of {result['rounds']} rounds, measured here"
+        ),
+        f"{'':<24}{'with':>12}{'without':>12}{'costs':>12}{'slower by':>12}{'quarters':>20}",
+    ]
     for r in result["rows"]:
         a, b = r["ratio_quarters"]
-        name = f"{'real model' if r['runner'] == 'real' else 'simulator'}, {r['requests']} request{'s' if r['requests'] > 1 else ''}"
-        judged = "" if r["runner"] != "real" else "   within" if r["ratio"] <= 1 + result["most"] else "   MORE than"
-        lines.append(f"{name:<24}{r['with_ms']:>9.3f} ms{r['without_ms']:>9.3f} ms{r['costs_ms']:>9.3f} ms{r['ratio'] - 1:>12.1%}{f'{a - 1:.1%} .. {b - 1:.1%}':>20}"
-                     + (f"{judged} {result['most']:.0%}" if judged else ""))
-    lines.append("The simulator computes nothing: there the recording is a large part of a step, and the milliseconds are what counts.")
+        name = (
+            f"{'real model' if r['runner'] == 'real' else 'simulator'}, {r['requests']} "
+            f"request{'s' if r['requests'] > 1 else ''}"
+        )
+        judged = (
+            ""
+            if r["runner"] != "real"
+            else "   within"
+            if r["ratio"] <= 1 + result["most"]
+            else "   MORE than"
+        )
+        lines.append(
+            (
+                f"{name:<24}{r['with_ms']:>9.3f} ms{r['without_ms']:>9.3f} ms{r['costs_ms']:>9.3f} "
+                f"ms{r['ratio'] - 1:>12.1%}{f'{a - 1:.1%} .. {b - 1:.1%}':>20}"
+            )
+            + (f"{judged} {result['most']:.0%}" if judged else "")
+        )
+    lines.append(
+        "The simulator computes nothing: there the recording is a large part of a step, and the "
+        "milliseconds are what counts."
+    )
     return "\n".join(lines)
 
 

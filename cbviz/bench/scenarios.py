@@ -1,7 +1,8 @@
-"""Random scenarios for a scheduler, in the format of the recordings: a config, and requests with arrival and abort steps.
+"""Random scenarios for a scheduler, in the format of the recordings: a config, and requests with arrival and
+abort steps.
 
-Knows the format alone. Ranges follow the recordings of vLLM 0.32; the corners where schedulers differ (tiny pools, priority, shared
-prefixes, windows, aborts) are drawn more often than chance would.
+Knows the format alone. Ranges follow the recordings of vLLM 0.32; the corners where schedulers differ (tiny
+pools, priority, shared prefixes, windows, aborts) are drawn more often than chance would.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 
 def scenario(seed: int, speculative: bool = False) -> dict[str, Any]:
-    """`{"name", "seed", "config", "requests"}`; equal seeds, equal scenarios. Every request fits into the pool alone, so that all finish.
+    """`{"name", "seed", "config", "requests"}`; equal seeds, equal scenarios.
+
+    Every request fits into the pool alone, so that all finish.
 
     `speculative`: the same, with drafts by the recordings' fake proposer.
     """
@@ -24,7 +27,9 @@ def scenario(seed: int, speculative: bool = False) -> dict[str, Any]:
         "block_size": size,
         "num_blocks": 0,
         "max_num_seqs": rng.choice((1, 2, 4, 4, 8, 8, 16)),
-        "max_num_batched_tokens": rng.choice((16, 32, 64, 128, 512)) if chunked else max(limit, 2048 if rng.random() < 0.5 else limit),
+        "max_num_batched_tokens": rng.choice((16, 32, 64, 128, 512))
+        if chunked
+        else max(limit, 2048 if rng.random() < 0.5 else limit),
         "max_model_len": limit,
         "enable_chunked_prefill": chunked,
         "enable_prefix_caching": rng.random() < 0.7,
@@ -40,7 +45,9 @@ def scenario(seed: int, speculative: bool = False) -> dict[str, Any]:
     stems = [[rng.randrange(999) for _ in range(longest)] for _ in range(rng.randint(1, 3))]
     shared = rng.choice((0.0, 0.5, 0.9))
     urgent_last = config["policy"] == "priority" and rng.random() < 0.4
-    """Later requests are more urgent: they take the blocks of half-done prefills that stand before them in the running queue."""
+    """Later requests are more urgent: they take the blocks of half-done prefills that stand before them in
+    the running queue.
+    """
     requests: list[dict[str, Any]] = []
     step = 0
     for i in range(n):
@@ -51,7 +58,12 @@ def scenario(seed: int, speculative: bool = False) -> dict[str, Any]:
         if rng.random() < shared:
             part = rng.randint(1, length)
             prompt[:part] = rng.choice(stems)[:part]
-        q: dict[str, Any] = {"id": f"r{i}", "arrival_step": step, "prompt_token_ids": prompt, "max_tokens": rng.randint(1, most_out)}
+        q: dict[str, Any] = {
+            "id": f"r{i}",
+            "arrival_step": step,
+            "prompt_token_ids": prompt,
+            "max_tokens": rng.randint(1, most_out),
+        }
         if config["policy"] == "priority":
             q["priority"] = n - i if urgent_last else rng.choice((-1, 0, 0, 1, 2))
         if rng.random() < 0.15:
@@ -63,9 +75,15 @@ def scenario(seed: int, speculative: bool = False) -> dict[str, Any]:
     if speculative:
         extra = random.Random(f"drafts {seed}")
         k = extra.choice((1, 1, 2, 3, 3, 4, 5, 7))
-        config |= {"num_spec_tokens": k, "num_lookahead_tokens": extra.choice((0, k)), "proposer": extra.choice(("fixed", "varied"))}
+        config |= {
+            "num_spec_tokens": k,
+            "num_lookahead_tokens": extra.choice((0, k)),
+            "proposer": extra.choice(("fixed", "varied")),
+        }
         if 0 < config["long_prefill_token_threshold"] <= k:
-            config["long_prefill_token_threshold"] = k + 1  # vLLM fails an assertion where the threshold cuts padding drafts
+            config["long_prefill_token_threshold"] = (
+                k + 1
+            )  # vLLM fails an assertion where the threshold cuts padding drafts
         need += -(-(k + config["num_lookahead_tokens"]) // size)
         for q in requests:
             if extra.random() < 0.15:

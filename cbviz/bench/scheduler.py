@@ -1,9 +1,11 @@
-"""What the control plane costs: schedule() and update() of decode steps, ours and vLLM's own, in turn in one run.
+"""What the control plane costs: schedule() and update() of decode steps, ours and vLLM's own, in turn in one
+run.
 
-Ours is timed as the engine calls it: begin, schedule, update, and the journal drained, so reasons and accounts are paid for. vLLM's is
-`Scheduler.schedule()` and `update_from_output()` in a process of its own. No model runs in either; making up the tokens is not timed.
-All figures are measured, on this machine, as CPU time of the one thread that runs: on a machine that others use too, wall time would count
-their turns, and longer calls are interrupted more often than short ones. Wall time stands beside it.
+Ours is timed as the engine calls it: begin, schedule, update, and the journal drained, so reasons and
+accounts are paid for. vLLM's is `Scheduler.schedule()` and `update_from_output()` in a process of its own. No
+model runs in either; making up the tokens is not timed. All figures are measured, on this machine, as CPU
+time of the one thread that runs: on a machine that others use too, wall time would count their turns, and
+longer calls are interrupted more often than short ones. Wall time stands beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ STEPS = 16
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians over all counted steps, milliseconds of CPU time a step, and the spread: the median of each block of steps."""
+    """Medians over all counted steps, milliseconds of CPU time a step, and the spread: the median of each
+    block of steps.
+    """
 
     schedule_ms: float
     update_ms: float
@@ -76,7 +80,12 @@ class OurDecode:
         s.begin()
         plan = s.schedule()
         t1, w1 = thread_time(), perf_counter()
-        out = RunnerOutput({c.request_id: [token(self.order[c.request_id], s.requests[c.request_id].num_output_tokens)] for c in plan.chunks})
+        out = RunnerOutput(
+            {
+                c.request_id: [token(self.order[c.request_id], s.requests[c.request_id].num_output_tokens)]
+                for c in plan.chunks
+            }
+        )
         w2, t2 = perf_counter(), thread_time()
         s.update(plan, out)
         s.drain()
@@ -93,8 +102,13 @@ class OurDecode:
         return out
 
 
-def measure(num_running: int, context: int, peer: VllmPeer | None, *, rounds: int = ROUNDS, steps: int = STEPS) -> Case:
-    """Both sides in turn, `steps` steps at a time. The context lies around `context` on average over the counted steps."""
+def measure(
+    num_running: int, context: int, peer: VllmPeer | None, *, rounds: int = ROUNDS, steps: int = STEPS
+) -> Case:
+    """Both sides in turn, `steps` steps at a time.
+
+    The context lies around `context` on average over the counted steps.
+    """
     start = context - rounds * steps // 2
     config = decode_config(num_running, start, NUM_BLOCKS, BLOCK_SIZE)
     ours = OurDecode(config, start)
@@ -113,11 +127,22 @@ def measure(num_running: int, context: int, peer: VllmPeer | None, *, rounds: in
 def _timing(blocks: list[list[tuple[float, float, float]]]) -> Timing:
     rows = [row for block in blocks for row in block]
     schedule, update, wall = (1e3 * median(column) for column in zip(*rows))
-    return Timing(schedule, update, 1e3 * median(a + b for a, b, _ in rows), wall, len(rows), [1e3 * median(a + b for a, b, _ in block) for block in blocks])
+    return Timing(
+        schedule,
+        update,
+        1e3 * median(a + b for a, b, _ in rows),
+        wall,
+        len(rows),
+        [1e3 * median(a + b for a, b, _ in block) for block in blocks],
+    )
 
 
-def run(vllm_python: str | None = None, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
-    """All cases as plain data: `vllm` (version or None), `cases` with `ours`, `vllm`, `ratio`. Raises ConfigError if `vllm_python` is given and has no vLLM."""
+def run(
+    vllm_python: str | None = None, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, Any]:
+    """All cases as plain data: `vllm` (version or None), `cases` with `ours`, `vllm`, `ratio`. Raises
+    ConfigError if `vllm_python` is given and has no vLLM.
+    """
     python = find_python(vllm_python)
     tell = progress or (lambda done, total, note: None)
     tell(0, len(CASES), "starting vLLM" if python else "")
@@ -128,8 +153,14 @@ def run(vllm_python: str | None = None, progress: Callable[[int, int, str], None
             tell(n, len(CASES), f"{num_running} running at {context:,} tokens")
             case = measure(num_running, context, peer)
             cases.append({**asdict(case), "ratio": case.ratio})
-        return {"vllm": peer.version if peer else None,
-                "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "prefix_caching": True, "clock": "measured, CPU time of the thread", "cases": cases}
+        return {
+            "vllm": peer.version if peer else None,
+            "num_blocks": NUM_BLOCKS,
+            "block_size": BLOCK_SIZE,
+            "prefix_caching": True,
+            "clock": "measured, CPU time of the thread",
+            "cases": cases,
+        }
     finally:
         if peer is not None:
             peer.close()
@@ -140,18 +171,39 @@ def table(result: dict[str, Any]) -> str:
     version = result["vllm"]
     head = f"{'running':>8}{'context':>9}   {'cbviz':>7} = {'schedule':>8} + {'update':>6} {'(wall)':>9}   "
     if version is not None:
-        head += f"{'vLLM ' + version:>11} = {'schedule':>8} + {'update':>6} {'(wall)':>9}   {'cbviz / vLLM':>12}"
-    lines = [f"Decode steps, prefix caching on, {result['num_blocks']:,} blocks of {result['block_size']}; CPU milliseconds a step, medians, measured here", head.rstrip()]
+        head += (
+            f"{'vLLM ' + version:>11} = {'schedule':>8} + {'update':>6} {'(wall)':>9}   {'cbviz / vLLM':>12}"
+        )
+    lines = [
+        (
+            f"Decode steps, prefix caching on, {result['num_blocks']:,} blocks of {result['block_size']}; "
+            "CPU "
+            "milliseconds a step, medians, measured here"
+        ),
+        head.rstrip(),
+    ]
     for c in result["cases"]:
         a, b = c["ours"], c["vllm"]
-        line = f"{c['num_running']:>8}{c['context']:>9,}   {a['total_ms']:>7.2f} = {a['schedule_ms']:>8.2f} + {a['update_ms']:>6.2f} {_wall(a):>9}   "
+        line = (
+            f"{c['num_running']:>8}{c['context']:>9,}   {a['total_ms']:>7.2f} = {a['schedule_ms']:>8.2f} + "
+            f"{a['update_ms']:>6.2f} {_wall(a):>9}   "
+        )
         if b is not None:
-            line += f"{b['total_ms']:>11.2f} = {b['schedule_ms']:>8.2f} + {b['update_ms']:>6.2f} {_wall(b):>9}   {c['ratio']:>12.2f}"
+            line += (
+                f"{b['total_ms']:>11.2f} = {b['schedule_ms']:>8.2f} + {b['update_ms']:>6.2f} {_wall(b):>9} "
+                f"  {c['ratio']:>12.2f}"
+            )
         lines.append(line.rstrip())
     if version is None:
-        lines.append("vLLM is not installed here: only ours was measured. --vllm-python PATH names a Python that has it.")
+        lines.append(
+            "vLLM is not installed here: only ours was measured. --vllm-python PATH names a Python that "
+            "has it."
+        )
     else:
-        lines.append("Both in turn, a block of steps at a time. Ours includes the reasons, the accounts and the undo log; neither includes a model.")
+        lines.append(
+            "Both in turn, a block of steps at a time. Ours includes the reasons, the accounts and the "
+            "undo log; neither includes a model."
+        )
     return "\n".join(lines)
 
 

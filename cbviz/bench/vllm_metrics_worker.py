@@ -1,18 +1,23 @@
-"""A whole vLLM with a tiny random model, behind pipes. It plays a workload and reports its own Prometheus registry.
+"""A whole vLLM with a tiny random model, behind pipes.
 
-The Python that has vLLM runs this file and need not have cbviz: the file imports nothing of it. It reads one JSON
-object a line from stdin and answers each with one on the real stdout. Anything else that is printed goes to stderr.
+It plays a workload and reports its own Prometheus registry.
+
+The Python that has vLLM runs this file and need not have cbviz: the file imports nothing of it. It reads one
+JSON object a line from stdin and answers each with one on the real stdout. Anything else that is printed goes
+to stderr.
 
     {"op": "hello"}                                   -> {"vllm": version}
     {"op": "play", "config": ..., "requests": ...}    -> a recording: the two, `bounds`, `before`, `buckets`, `steps`
 
-One engine a process: vLLM's registry is global. The model has random weights, so its tokens mean nothing; the counts do.
+One engine a process: vLLM's registry is global. The model has random weights, so its tokens mean nothing; the
+counts do.
 
-`steps`: one object for each call of `LLMEngine.step()`. It has `aborted` (ids, just before the step), `appended`
-(tokens by sequence), `beyond` (tokens that were right but came after the end of a sequence), and `metrics`: the samples
-that changed, `name{label="value"}` -> value. Seconds and creation times are left out; counts of histograms are not.
-`before`: all samples before the first step. `buckets`: the buckets of histograms after the last step. `bounds`: their upper
-bounds as text. Sequence i of a request `a` with n > 1 is called `a` for i = 0, else `a.i`, as in cbviz.
+`steps`: one object for each call of `LLMEngine.step()`. It has `aborted` (ids, just before the step),
+`appended` (tokens by sequence), `beyond` (tokens that were right but came after the end of a sequence), and
+`metrics`: the samples that changed, `name{label="value"}` -> value. Seconds and creation times are left out;
+counts of histograms are not. `before`: all samples before the first step. `buckets`: the buckets of
+histograms after the last step. `bounds`: their upper bounds as text. Sequence i of a request `a` with n > 1
+is called `a` for i = 0, else `a.i`, as in cbviz.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""vLLM's own v1 scheduler behind pipes: plays scenarios with the recordings' fake model, and times decode steps.
+"""vLLM's own v1 scheduler behind pipes: plays scenarios with the recordings' fake model, and times decode
+steps.
 
-Run by the Python that has vLLM, which need not have cbviz: this file imports nothing of it. Reads one JSON object a line from stdin and
-answers each with one on the real stdout (whatever else is printed goes to stderr):
+Run by the Python that has vLLM, which need not have cbviz: this file imports nothing of it. Reads one JSON
+object a line from stdin and answers each with one on the real stdout (whatever else is printed goes to
+stderr):
 
     {"op": "hello"}                                   -> {"vllm": version}
     {"op": "play", "config": ..., "requests": ...}    -> a recording: the two, and `steps`, `finish`, `num_preemptions`
@@ -29,7 +31,13 @@ else:  # run as a script, by a Python that need not have cbviz: its own folder i
 
     sys.path.pop(0)  # this folder has a `kernels`, which transformers would take for the package of that name
 
-QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 class Peer:
@@ -46,8 +54,18 @@ class Peer:
         init_none_hash(sha256)
         self.hasher = lambda size: get_request_block_hasher(size, sha256)
         self.folder = tempfile.TemporaryDirectory(prefix="cbviz-vllm-")
-        shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 1, "num_key_value_heads": 1,
-                 "num_hidden_layers": 1, "vocab_size": 4096, "max_position_embeddings": 1 << 20, "torch_dtype": "float32"}
+        shape = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 1,
+            "vocab_size": 4096,
+            "max_position_embeddings": 1 << 20,
+            "torch_dtype": "float32",
+        }
         with open(os.path.join(self.folder.name, "config.json"), "w", encoding="utf-8") as f:
             json.dump(shape, f)
         self._model: dict[int, Any] = {}
@@ -57,37 +75,88 @@ class Peer:
         import torch
         from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            KVCacheConfig,
+            KVCacheGroupSpec,
+            SlidingWindowSpec,
+        )
         from vllm.v1.structured_output import StructuredOutputManager
 
         limit, size = c["max_model_len"], c["block_size"]
         if limit not in self._model:
-            self._model[limit] = ModelConfig(model=self.folder.name, skip_tokenizer_init=True, dtype="float32", max_model_len=limit)
+            self._model[limit] = ModelConfig(
+                model=self.folder.name, skip_tokenizer_init=True, dtype="float32", max_model_len=limit
+            )
         settings = SchedulerConfig(
-            max_num_seqs=c["max_num_seqs"], max_num_batched_tokens=c["max_num_batched_tokens"], max_model_len=limit, is_encoder_decoder=False, policy=c["policy"],
-            enable_chunked_prefill=c["enable_chunked_prefill"], long_prefill_token_threshold=c["long_prefill_token_threshold"],
-            scheduler_reserve_full_isl=c["scheduler_reserve_full_isl"], watermark=c["watermark"], async_scheduling=False,
+            max_num_seqs=c["max_num_seqs"],
+            max_num_batched_tokens=c["max_num_batched_tokens"],
+            max_model_len=limit,
+            is_encoder_decoder=False,
+            policy=c["policy"],
+            enable_chunked_prefill=c["enable_chunked_prefill"],
+            long_prefill_token_threshold=c["long_prefill_token_threshold"],
+            scheduler_reserve_full_isl=c["scheduler_reserve_full_isl"],
+            watermark=c["watermark"],
+            async_scheduling=False,
         )
-        cache = CacheConfig(block_size=32, enable_prefix_caching=c["enable_prefix_caching"])  # 32: the CPU platform would have an opinion on others
-        config = VllmConfig(model_config=self._model[limit], cache_config=cache, scheduler_config=settings, device_config=DeviceConfig("cpu"))
-        for name in ("max_num_batched_tokens", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "enable_chunked_prefill", "watermark", "max_num_seqs"):
+        cache = CacheConfig(
+            block_size=32, enable_prefix_caching=c["enable_prefix_caching"]
+        )  # 32: the CPU platform would have an opinion on others
+        config = VllmConfig(
+            model_config=self._model[limit],
+            cache_config=cache,
+            scheduler_config=settings,
+            device_config=DeviceConfig("cpu"),
+        )
+        for name in (
+            "max_num_batched_tokens",
+            "long_prefill_token_threshold",
+            "scheduler_reserve_full_isl",
+            "enable_chunked_prefill",
+            "watermark",
+            "max_num_seqs",
+        ):
             setattr(settings, name, c[name])  # VllmConfig may have adapted them to the platform
         cache.enable_prefix_caching = c["enable_prefix_caching"]
         cache.block_size, cache.num_gpu_blocks = size, c["num_blocks"]
         shape = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-        spec = SlidingWindowSpec(**shape, sliding_window=c["sliding_window"]) if c["sliding_window"] else FullAttentionSpec(**shape)
-        kv = KVCacheConfig(num_blocks=c["num_blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-        s = Scheduler(vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config), block_size=size)
+        spec = (
+            SlidingWindowSpec(**shape, sliding_window=c["sliding_window"])
+            if c["sliding_window"]
+            else FullAttentionSpec(**shape)
+        )
+        kv = KVCacheConfig(
+            num_blocks=c["num_blocks"],
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        )
+        s = Scheduler(
+            vllm_config=config,
+            kv_cache_config=kv,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=size,
+        )
         # Set here and not by a SpeculativeConfig, which would want a drafting model to be there.
-        s.num_spec_tokens, s.num_lookahead_tokens = c.get("num_spec_tokens", 0), c.get("num_lookahead_tokens", 0)
+        s.num_spec_tokens, s.num_lookahead_tokens = (
+            c.get("num_spec_tokens", 0),
+            c.get("num_lookahead_tokens", 0),
+        )
         return s
 
     def request(self, s: Any, number: int, q: dict[str, Any]) -> Any:
         from vllm.v1.request import Request
 
         params = self.sampling(max_tokens=q["max_tokens"], ignore_eos=True)
-        return Request(request_id=q["id"], prompt_token_ids=q["prompt_token_ids"], sampling_params=params, pooling_params=None, arrival_time=float(number),
-                       priority=q.get("priority", 0), block_hasher=self.hasher(s.block_size) if s.cache_config.enable_prefix_caching else None)
+        return Request(
+            request_id=q["id"],
+            prompt_token_ids=q["prompt_token_ids"],
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=float(number),
+            priority=q.get("priority", 0),
+            block_hasher=self.hasher(s.block_size) if s.cache_config.enable_prefix_caching else None,
+        )
 
 
 def token(i: int, k: int) -> int:
@@ -112,11 +181,15 @@ def execute(s: Any, plan: Any, order: dict[str, int]) -> Any:
         while right < len(drafts) and drafts[right] == token(order[i], p + right):
             right += 1
         sampled.append([token(order[i], p + j) for j in range(right + 1)])
-    return ModelRunnerOutput(req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=sampled)
+    return ModelRunnerOutput(
+        req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=sampled
+    )
 
 
 def propose(s: Any, sampled: list[str], order: dict[str, int], config: dict[str, Any]) -> Any:
-    """The fake proposer's drafts for the requests that sampled and go on: how many and how many of them are right follows from a formula."""
+    """The fake proposer's drafts for the requests that sampled and go on: how many and how many of them are
+    right follows from a formula.
+    """
     from vllm.v1.outputs import DraftTokenIds
 
     k, ids, drafts = config["num_spec_tokens"], [], []
@@ -125,14 +198,25 @@ def propose(s: Any, sampled: list[str], order: dict[str, int], config: dict[str,
         if r is None:
             continue
         i, p = order[rid], r.num_output_tokens
-        n = 0 if r.num_tokens >= config["max_model_len"] else k if config["proposer"] == "fixed" else (i * 5 + p * 3) % (k + 1)
+        n = (
+            0
+            if r.num_tokens >= config["max_model_len"]
+            else k
+            if config["proposer"] == "fixed"
+            else (i * 5 + p * 3) % (k + 1)
+        )
         ids.append(rid)
         drafts.append([token(i, p + j) if j < (i * 7 + p * 3) % (k + 1) else 999 for j in range(n)])
     return DraftTokenIds(ids, drafts)
 
 
-def play(peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max_steps: int = 5000) -> dict[str, Any]:
-    """Plays a scenario, recording every step. `complete` is False where `max_steps` were not enough (a scenario that can get stuck)."""
+def play(
+    peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max_steps: int = 5000
+) -> dict[str, Any]:
+    """Plays a scenario, recording every step.
+
+    `complete` is False where `max_steps` were not enough (a scenario that can get stuck).
+    """
     from vllm.v1.request import RequestStatus
 
     s = peer.scheduler(config)
@@ -160,14 +244,26 @@ def play(peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max
         plan = s.schedule()
         resumed = set(plan.scheduled_cached_reqs.resumed_req_ids)
         new = [r.req_id for r in plan.scheduled_new_reqs if r.req_id not in resumed and not before[r.req_id]]
-        resumed |= {r.req_id for r in plan.scheduled_new_reqs if before[r.req_id]}  # model runner V2 puts resumed requests there
+        resumed |= {
+            r.req_id for r in plan.scheduled_new_reqs if before[r.req_id]
+        }  # model runner V2 puts resumed requests there
         row: dict[str, Any] = {
-            "step": step, "added": added, "aborted": aborted,
-            "scheduled": [[i, n, s.requests[i].num_computed_tokens - n] for i, n in plan.num_scheduled_tokens.items()],
-            "new": new, "resumed": sorted(resumed, key=order.__getitem__),
-            "preempted": sorted((i for i, n in before.items() if s.requests[i].num_preemptions > n), key=order.__getitem__),
-            "running": [r.request_id for r in s.running], "waiting": [r.request_id for r in s.waiting],
-            "blocks": {r.request_id: list(s.kv_cache_manager.get_block_ids(r.request_id)[0]) for r in s.running},
+            "step": step,
+            "added": added,
+            "aborted": aborted,
+            "scheduled": [
+                [i, n, s.requests[i].num_computed_tokens - n] for i, n in plan.num_scheduled_tokens.items()
+            ],
+            "new": new,
+            "resumed": sorted(resumed, key=order.__getitem__),
+            "preempted": sorted(
+                (i for i, n in before.items() if s.requests[i].num_preemptions > n), key=order.__getitem__
+            ),
+            "running": [r.request_id for r in s.running],
+            "waiting": [r.request_id for r in s.waiting],
+            "blocks": {
+                r.request_id: list(s.kv_cache_manager.get_block_ids(r.request_id)[0]) for r in s.running
+            },
             "free_blocks": pool.get_num_free_blocks(),
         }
         out = execute(s, plan, order)
@@ -181,27 +277,58 @@ def play(peer: Peer, config: dict[str, Any], requests: list[dict[str, Any]], max
             lengths = dict(zip(out.req_ids, map(len, full)))
             row["drafts"] = {i: list(ids) for i, ids in plan.scheduled_spec_decode_tokens.items()}
             row["accepted"] = {i: lengths[i] - 1 for i in row["drafts"]}
-            row["tokens"] = {i: ids for i, ids in zip(out.req_ids, out.sampled_token_ids) if ids}  # cut in place by vLLM
+            row["tokens"] = {
+                i: ids for i, ids in zip(out.req_ids, out.sampled_token_ids) if ids
+            }  # cut in place by vLLM
             s.update_draft_token_ids(propose(s, row["sampled"], order, config))
             row["proposed"] = {i: list(r.spec_token_ids) for i, r in s.requests.items() if r.spec_token_ids}
-            row["computed_after"] = {i: s.requests[i].num_computed_tokens for i in out.req_ids if i in s.requests}
+            row["computed_after"] = {
+                i: s.requests[i].num_computed_tokens for i in out.req_ids if i in s.requests
+            }
         steps.append(row)
     preemptions = {i: r.num_preemptions for i, r in known.items() if r.num_preemptions}
-    return {"engine": f"vllm {peer.version}", "config": config, "requests": requests, "finish": finish, "num_preemptions": preemptions, "complete": not s.has_unfinished_requests(),
-            "steps": steps}
+    return {
+        "engine": f"vllm {peer.version}",
+        "config": config,
+        "requests": requests,
+        "finish": finish,
+        "num_preemptions": preemptions,
+        "complete": not s.has_unfinished_requests(),
+        "steps": steps,
+    }
 
 
 def decode_config(num_seqs: int, context: int, num_blocks: int, block_size: int) -> dict[str, Any]:
     """What the decode measurement runs under: one step prefills everybody, and nobody ends."""
-    return {"block_size": block_size, "num_blocks": num_blocks, "max_num_seqs": num_seqs, "max_num_batched_tokens": num_seqs * (context + block_size),
-            "max_model_len": context + 4096, "enable_chunked_prefill": True, "enable_prefix_caching": True, "policy": "fcfs", "long_prefill_token_threshold": 0,
-            "scheduler_reserve_full_isl": True, "sliding_window": 0, "watermark": 0.0}
+    return {
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "max_num_seqs": num_seqs,
+        "max_num_batched_tokens": num_seqs * (context + block_size),
+        "max_model_len": context + 4096,
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+        "policy": "fcfs",
+        "long_prefill_token_threshold": 0,
+        "scheduler_reserve_full_isl": True,
+        "sliding_window": 0,
+        "watermark": 0.0,
+    }
 
 
 def decode_prompts(num_seqs: int, context: int, block_size: int) -> list[list[int]]:
-    """Prompts around `context` tokens. They share their first quarter, as under one system prompt, and their lengths are spread over a block, so that each step
-    fills 1 / block_size of the blocks."""
-    return [[(p * 31) % 4096 if p < context // 4 else (i * 7919 + p) % 4096 for p in range(context - block_size // 2 + i % block_size)] for i in range(num_seqs)]
+    """Prompts around `context` tokens.
+
+    They share their first quarter, as under one system prompt, and their lengths are spread over a block, so
+    that each step fills 1 / block_size of the blocks.
+    """
+    return [
+        [
+            (p * 31) % 4096 if p < context // 4 else (i * 7919 + p) % 4096
+            for p in range(context - block_size // 2 + i % block_size)
+        ]
+        for i in range(num_seqs)
+    ]
 
 
 class Decode:
@@ -230,7 +357,9 @@ class Decode:
             w2, t2 = perf_counter(), thread_time()
             s.update_from_output(plan, out)
             t3, w3 = thread_time(), perf_counter()
-            assert len(plan.num_scheduled_tokens) == plan.total_num_scheduled_tokens == len(self.order), "not a decode-only step of all requests"
+            assert len(plan.num_scheduled_tokens) == plan.total_num_scheduled_tokens == len(self.order), (
+                "not a decode-only step of all requests"
+            )
             schedule_s.append(t1 - t0)
             update_s.append(t3 - t2)
             wall_s.append(w1 - w0 + w3 - w2)

@@ -12,7 +12,10 @@ from cbviz.cli.options import Json
 from cbviz.cli.terminal import Bar, plain_errors, print_json
 from cbviz.config import ConfigError
 
-VllmPython = Annotated[str | None, typer.Option(help="A Python that has vLLM; by default this one, if it has.", show_default=False)]
+VllmPython = Annotated[
+    str | None,
+    typer.Option(help="A Python that has vLLM; by default this one, if it has.", show_default=False),
+]
 Model = Annotated[str, typer.Option(help="Model: a registry name, folder, GGUF file or hub id.")]
 Precision = Annotated[str, typer.Option(help="exact, fast or int8.")]
 
@@ -53,13 +56,29 @@ def scheduler(vllm_python: VllmPython = None, as_json: Json = False) -> None:
 def engine(
     seats: Annotated[int, typer.Option(min=1, max=64, help="Requests that may run at once.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="How often everybody runs, in turn.")] = 3,
-    share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Cut every output to this share: a quicker bench.")] = 1.0,
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Cut every output to this share: a quicker bench.")
+    ] = 1.0,
     requests: Annotated[int, typer.Option(min=1, max=200, help="Requests of the article's workload.")] = 20,
-    precision: Annotated[list[str] | None, typer.Option(help="exact, fast or int8; may be given more than once; by default all.", show_default=False)] = None,
-    without_transformers: Annotated[bool, typer.Option("--without-transformers", help="Leave transformers' generate out.")] = False,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="exact, fast or int8; may be given more than once; by default all.", show_default=False
+        ),
+    ] = None,
+    without_transformers: Annotated[
+        bool, typer.Option("--without-transformers", help="Leave transformers' generate out.")
+    ] = False,
     vllm_python: VllmPython = None,
-    llama_python: Annotated[str | None, typer.Option(help="A Python that has llama-cpp-python.", show_default=False)] = None,
-    decode_rounds: Annotated[int, typer.Option(min=0, max=100, help="Rounds of decode steps alone, ours and llama.cpp's; 0 leaves them out.")] = 5,
+    llama_python: Annotated[
+        str | None, typer.Option(help="A Python that has llama-cpp-python.", show_default=False)
+    ] = None,
+    decode_rounds: Annotated[
+        int,
+        typer.Option(
+            min=0, max=100, help="Rounds of decode steps alone, ours and llama.cpp's; 0 leaves them out."
+        ),
+    ] = 5,
     model: Model = "smollm2",
     as_json: Json = False,
 ) -> None:
@@ -68,8 +87,19 @@ def engine(
 
     wanted = _known(precision or ())
     with Bar("measuring") as bar:
-        result = bench.run(model=model, precisions=wanted, seats=seats, rounds=rounds, share=share, num_requests=requests, vllm_python=vllm_python, llama_python=llama_python,
-                           with_transformers=not without_transformers, decode_rounds=decode_rounds, progress=bar.update)
+        result = bench.run(
+            model=model,
+            precisions=wanted,
+            seats=seats,
+            rounds=rounds,
+            share=share,
+            num_requests=requests,
+            vllm_python=vllm_python,
+            llama_python=llama_python,
+            with_transformers=not without_transformers,
+            decode_rounds=decode_rounds,
+            progress=bar.update,
+        )
     _print(result, bench.table, as_json)
 
 
@@ -98,7 +128,9 @@ def memory(
     model: Model = "smollm2",
     as_json: Json = False,
 ) -> None:
-    """What a kernel with the real model takes, alone and with others on the same machine: weights are shared pages."""
+    """What a kernel with the real model takes, alone and with others on the same machine: weights are shared
+    pages.
+    """
     from cbviz.bench import memory as bench
 
     _known([precision])
@@ -120,7 +152,9 @@ def kernels(
 
     _known([precision])
     with Bar("measuring") as bar:
-        result = bench.run(device=device, precision=precision, rounds=rounds, quick=quick, progress=bar.update)
+        result = bench.run(
+            device=device, precision=precision, rounds=rounds, quick=quick, progress=bar.update
+        )
     _print(result, bench.table, as_json)
 
 
@@ -130,7 +164,16 @@ def record(
     count: Annotated[int, typer.Option(min=1, max=100_000, help="Random scenarios.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="The first scenario's seed.")] = 0,
     speculative: Annotated[bool, typer.Option("--speculative", help="With speculative decoding.")] = False,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Instead, record vLLM's own metrics after each step of a few fixed workloads (docs/metrics.md).")] = False,
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics",
+            help=(
+                "Instead, record vLLM's own metrics after each step of a few fixed workloads "
+                "(docs/metrics.md)."
+            ),
+        ),
+    ] = False,
     vllm_python: VllmPython = None,
 ) -> None:
     """Record vLLM's own scheduler on random scenarios; `cbviz conform FOLDER` then holds ours against it."""
@@ -149,13 +192,24 @@ def record(
 
 @plain_errors
 def techniques(
-    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One technique; may be given more than once; by default all.", show_default=False)] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The least that shows each point: seconds, and rough figures.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="One technique; may be given more than once; by default all.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The least that shows each point: seconds, and rough figures.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
     model: Model = "smollm2",
     as_json: Json = False,
 ) -> None:
-    """What each decoding and KV technique gives and costs on the real engine, and whether what must be equal is equal; exit code 1 if it is not."""
+    """What each decoding and KV technique gives and costs on the real engine, and whether what must be equal
+    is equal; exit code 1 if it is not.
+    """
     from cbviz.bench import techniques as bench
 
     chosen = bench.pick(only or ())

@@ -1,4 +1,7 @@
-"""Talking to the person at the terminal: one-line errors, a progress bar, Ctrl-C. Knows no command and no engine."""
+"""Talking to the person at the terminal: one-line errors, a progress bar, Ctrl-C.
+
+Knows no command and no engine.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ debug = False
 
 
 def plain_errors(f: Callable[..., None]) -> Callable[..., None]:
-    """Known errors become one line on stderr and exit code 2, Ctrl-C exit code 130. Others are bugs and keep their traceback."""
+    """Known errors become one line on stderr and exit code 2, Ctrl-C exit code 130.
+
+    Others are bugs and keep their traceback.
+    """
 
     @functools.wraps(f)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -34,7 +40,9 @@ def plain_errors(f: Callable[..., None]) -> Callable[..., None]:
             say("stopped")
             raise SystemExit(130) from None
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has seen enough; the interpreter's last flush must not complain
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # `| head` has seen enough; the interpreter's last flush must not complain
             raise SystemExit(0) from None
         except Exception as e:
             if debug or not isinstance(e, known_errors()):
@@ -55,7 +63,19 @@ def known_errors() -> tuple[type[Exception], ...]:
     from cbviz.session import Stuck
     from cbviz.trace.schema import TraceError
 
-    return ConfigError, RequestError, ModelError, TraceError, PolicyError, RunnerError, TapeError, ReplayError, Stuck, OSError, MemoryError
+    return (
+        ConfigError,
+        RequestError,
+        ModelError,
+        TraceError,
+        PolicyError,
+        RunnerError,
+        TapeError,
+        ReplayError,
+        Stuck,
+        OSError,
+        MemoryError,
+    )
 
 
 def _one_line(e: BaseException) -> str:
@@ -63,7 +83,9 @@ def _one_line(e: BaseException) -> str:
         return f"{e.filename}: {e.strerror or e}"
     if isinstance(e, MemoryError):
         return "out of memory: choose a smaller workload or pool"
-    lines = str(e).splitlines() if isinstance(e, ConfigError) else [str(e)]  # a ConfigError has a line for each thing that is wrong
+    lines = (
+        str(e).splitlines() if isinstance(e, ConfigError) else [str(e)]
+    )  # a ConfigError has a line for each thing that is wrong
     return "; ".join(filter(None, (" ".join(line.split()) for line in lines))) or type(e).__name__
 
 
@@ -107,13 +129,28 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}", markup=False), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+        )
         with self._lock:
             if self._timer.finished.is_set():
                 return
             # Four pictures a second: what is measured beside it should not notice.
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
-            self._task = self._progress.add_task(self.title, total=self.total or None, completed=self.done, note=self.note)
+            self._progress = Progress(
+                *columns,
+                console=Console(stderr=True),
+                transient=True,
+                refresh_per_second=4,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._progress.add_task(
+                self.title, total=self.total or None, completed=self.done, note=self.note
+            )
             self._progress.start()
 
     def _line(self) -> str:
@@ -125,7 +162,9 @@ class Bar:
         self.total = self.total if total is None else total
         self.title = title or self.title
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, total=self.total or None, note=note, description=self.title)
+            self._progress.update(
+                self._task, completed=done, total=self.total or None, note=note, description=self.title
+            )
         elif not self._terminal and time.monotonic() - self._told > LINE_EVERY_S:
             self._told = time.monotonic()
             say(self._line())
@@ -136,7 +175,9 @@ class Bar:
 
 
 class Stop:
-    """Ctrl-C while steps run: the first lets the step in progress end, so that trace and engine agree; the second breaks it off (the engine takes it back)."""
+    """Ctrl-C while steps run: the first lets the step in progress end, so that trace and engine agree; the
+    second breaks it off (the engine takes it back).
+    """
 
     def __init__(self) -> None:
         self.asked = False

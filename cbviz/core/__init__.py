@@ -1,1 +1,4 @@
-"""The scheduler: plain data and decisions, standard library only. Knows no tensors, clocks, costs, traces or widgets."""
+"""The scheduler: plain data and decisions, standard library only.
+
+Knows no tensors, clocks, costs, traces or widgets.
+"""

@@ -1,14 +1,18 @@
-"""Beam search (`Sampling.beam_width`): the k most probable continuations, kept side by side over shared blocks.
+"""Beam search (`Sampling.beam_width`): the k most probable continuations, kept side by side over shared
+blocks.
 
     r     |<- shared ->|<- shared by r and r.2 ->| own |       r's best two continuations beat r.1's best one:
     r.1   |<- shared ->|<- given back ----------->|            r keeps its row, r.1 is dropped and
     r.1'  |<- r's table, by reference: copy-on-write ->|       goes on from r
 
-The beams are sequences forked as with n > 1 (`core.groups`). Each computes its last token like any request and then idles with its candidates until its
-siblings have theirs; only then is chosen. A beam may lose its blocks alone: the others wait for it. What is chosen and when it ends is what transformers 5 does
-(`GenerationMixin._beam_search` with do_sample=False): of all beams' candidates the (1 + stop ids) * k most probable; ends of sequence among the first k are finished
-hypotheses, of which the k best by score / length ** length_penalty are kept; the k best others go on. It ends at max_tokens, or when k are finished and the best that
-goes on is no better than the worst of them at its present length (`early_stopping`: as soon as k are finished).
+The beams are sequences forked as with n > 1 (`core.groups`). Each computes its last token like any request
+and then idles with its candidates until its siblings have theirs; only then is chosen. A beam may lose its
+blocks alone: the others wait for it. What is chosen and when it ends is what transformers 5 does
+(`GenerationMixin._beam_search` with do_sample=False): of all beams' candidates the (1 + stop ids) * k most
+probable; ends of sequence among the first k are finished hypotheses, of which the k best by score / length **
+length_penalty are kept; the k best others go on. It ends at max_tokens, or when k are finished and the best
+that goes on is no better than the worst of them at its present length (`early_stopping`: as soon as k are
+finished).
 """
 
 from __future__ import annotations
@@ -29,7 +33,10 @@ DISCIPLINES = ("vllm", "chunked", "paged", "max-util")
 def refusal(c: EngineConfig) -> str:
     """Why beams can't run under this config: a field, its value and the cure; '' if they can."""
     if c.discipline not in DISCIPLINES:
-        return f"discipline is {c.discipline!r}, which reserves or estimates for single sequences: set it to one of {', '.join(DISCIPLINES)}"
+        return (
+            f"discipline is {c.discipline!r}, which reserves or estimates for single sequences: set it to "
+            f"one of {', '.join(DISCIPLINES)}"
+        )
     if c.kv_allocation == "contiguous":
         return "kv_allocation is 'contiguous', where nobody shares blocks: set it to 'paged'"
     if c.sliding_window:
@@ -44,11 +51,15 @@ def refusal(c: EngineConfig) -> str:
 def blocks_at_most(spec: RequestSpec, c: EngineConfig) -> int:
     """Blocks that all its beams hold at most, nothing shared, and those that admission keeps free."""
     keep = int(max(c.rules.admission_watermark, c.watermark) * c.num_blocks)
-    return spec.sampling.beam_width * -(-(len(spec.prompt_token_ids) + spec.max_tokens) // c.block_size) + keep
+    return (
+        spec.sampling.beam_width * -(-(len(spec.prompt_token_ids) + spec.max_tokens) // c.block_size) + keep
+    )
 
 
 def num_candidates(sampling: Sampling, stop_ids: frozenset[int]) -> int:
-    """So many of a beam's best continuations are looked at, that k remain if all ends of sequence are among them."""
+    """So many of a beam's best continuations are looked at, that k remain if all ends of sequence are among
+    them.
+    """
     return max(2, 1 + len(stop_ids)) * sampling.beam_width if sampling.beam_width > 1 else 0
 
 
@@ -56,8 +67,12 @@ def root_of(s: Scheduler, r: Request) -> Request:
     return s.requests[r.spec.parent] if r.spec.parent else r
 
 
-def decide(s: Scheduler, root: Request) -> tuple[ev.BeamStep | ev.BeamsEnded, list[tuple[float, list[int]]]] | None:
-    """What becomes of the beams, with the finished hypotheses, best first; None while somebody's candidates are missing. Changes nothing."""
+def decide(
+    s: Scheduler, root: Request
+) -> tuple[ev.BeamStep | ev.BeamsEnded, list[tuple[float, list[int]]]] | None:
+    """What becomes of the beams, with the finished hypotheses, best first; None while somebody's candidates
+    are missing. Changes nothing.
+    """
     ids = sequence_ids(root.spec)
     beams = [s.requests[i] for i in ids] if root.num_output_tokens else [root]  # at first all are the same
     k, penalty, stops = root.sampling.beam_width, root.sampling.length_penalty, root.stop_ids
@@ -69,25 +84,44 @@ def decide(s: Scheduler, root: Request) -> tuple[ev.BeamStep | ev.BeamsEnded, li
     found.sort(key=_worst_last)
     length = root.num_output_tokens + 1
     last = length >= root.max_tokens or root.num_prompt_tokens + length >= s.max_model_len
-    done = root.hypotheses + [(score / length**penalty, [*beams[i].output_token_ids, t]) for score, i, t in found[:k] if last or t in stops]
+    done = root.hypotheses + [
+        (score / length**penalty, [*beams[i].output_token_ids, t])
+        for score, i, t in found[:k]
+        if last or t in stops
+    ]
     done = sorted(done, key=_worst_last)[:k]
     go_on = [x for x in found if x[2] not in stops][:k]
-    if last or (len(done) == k and (root.sampling.early_stopping or go_on[0][0] / length**penalty <= done[-1][0])):
-        return ev.BeamsEnded(root.request_id, ids, [tokens for _, tokens in done], [score for score, _ in done]), done
+    if last or (
+        len(done) == k and (root.sampling.early_stopping or go_on[0][0] / length**penalty <= done[-1][0])
+    ):
+        return ev.BeamsEnded(
+            root.request_id, ids, [tokens for _, tokens in done], [score for score, _ in done]
+        ), done
     rows: dict[int, tuple[float, int, int]] = {}
     moved = []
-    for x in go_on:  # a beam's best continuation keeps its row; the others take the rows of those that are dropped
+    for x in (
+        go_on
+    ):  # a beam's best continuation keeps its row; the others take the rows of those that are dropped
         if x[1] in rows:
             moved.append(x)
         else:
             rows[x[1]] = x
     rows.update(zip([i for i in range(k) if i not in rows], moved, strict=True))
     chosen = [rows[i] for i in range(k)]
-    return ev.BeamStep(root.request_id, ids, [i for _, i, _ in chosen], [t for _, _, t in chosen], [score for score, _, _ in chosen], len(done)), done
+    return ev.BeamStep(
+        root.request_id,
+        ids,
+        [i for _, i, _ in chosen],
+        [t for _, _, t in chosen],
+        [score for score, _, _ in chosen],
+        len(done),
+    ), done
 
 
 def go_on(s: Scheduler, root: Request, e: ev.BeamStep, done: list[tuple[float, list[int]]]) -> None:
-    """Each beam continues its parent: a dropped one gives back its blocks and takes its parent's table by reference."""
+    """Each beam continues its parent: a dropped one gives back its blocks and takes its parent's table by
+    reference.
+    """
     beams = [s.requests[i] for i in e.beam_ids]
     before = [list(b.token_ids) for b in beams]
     root.hypotheses = done

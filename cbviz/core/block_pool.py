@@ -1,13 +1,17 @@
-"""Physical KV blocks: who is free, who is shared, what can be found again. Knows nothing of requests, tokens or attention.
+"""Physical KV blocks: who is free, who is shared, what can be found again.
 
-Struct of arrays, index = physical block id. Block 0 is the null block: never given out, it stands in tables for places that hold
-nothing (as in vLLM, so that block ids compare). The free list is a doubly linked list over two arrays, in eviction order:
+Knows nothing of requests, tokens or attention.
+
+Struct of arrays, index = physical block id. Block 0 is the null block: never given out, it stands in tables
+for places that hold nothing (as in vLLM, so that block ids compare). The free list is a doubly linked list
+over two arrays, in eviction order:
 
     head -> [freed uncached, reused at once ... | cached, least recently used first ... ] -> tail
 
-Freeing (vLLM's rule): cached blocks go to the tail, uncached ones to the head. A block loses its hash when it is handed out again, not
-when it is freed. Every change can be undone (`undo`), in reverse order: a removal notes its neighbours, so undoing it relinks exactly
-("dancing links", Knuth 2000; noted outside the node, because a block may be taken and freed again within one step).
+Freeing (vLLM's rule): cached blocks go to the tail, uncached ones to the head. A block loses its hash when it
+is handed out again, not when it is freed. Every change can be undone (`undo`), in reverse order: a removal
+notes its neighbours, so undoing it relinks exactly ("dancing links", Knuth 2000; noted outside the node,
+because a block may be taken and freed again within one step).
 """
 
 from __future__ import annotations
@@ -20,13 +24,16 @@ from typing import Any
 
 NULL_BLOCK = 0
 LONG_LIST = 65_536
-"""Free lists of larger pools stand in a snapshot as runs of neighbours: a list of millions at every keyframe would fill the memory."""
+"""Free lists of larger pools stand in a snapshot as runs of neighbours: a list of millions at every keyframe
+would fill the memory.
+"""
 ROOT = sha256(b"cbviz kv block v1").digest()
 """Parent of every first block. Fixed, so hashes are equal from run to run."""
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """Chained hash of one full block: sha256 over the parent's hash, how many ids, the token ids and whatever else decides the KV (adapter, window).
+    """Chained hash of one full block: sha256 over the parent's hash, how many ids, the token ids and whatever
+    else decides the KV (adapter, window).
 
     Collision-resistant, so a crafted prompt can't hit another's blocks.
 
@@ -34,11 +41,16 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     >>> a == hash_block(ROOT, [1, 2, 3, 4]), a == hash_block(a, [1, 2, 3, 4])
     (True, False)
     """
-    return sha256(parent + len(token_ids).to_bytes(4, "little") + array("q", token_ids).tobytes() + extra).digest()
+    return sha256(
+        parent + len(token_ids).to_bytes(4, "little") + array("q", token_ids).tobytes() + extra
+    ).digest()
 
 
 class BlockPool:
-    """`num_blocks` blocks, block 0 the null block. Allocation raises nothing: callers ask `num_free` first."""
+    """`num_blocks` blocks, block 0 the null block.
+
+    Allocation raises nothing: callers ask `num_free` first.
+    """
 
     def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -56,7 +68,9 @@ class BlockPool:
         self.num_cached_free = 0
         """Free blocks that can still be found."""
         self.evictions: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
-        """Hash -> (step, who took the block, number of the eviction), the last 4 x num_blocks of them, oldest first: why a prefix missed."""
+        """Hash -> (step, who took the block, number of the eviction), the last 4 x num_blocks of them, oldest
+        first: why a prefix missed.
+        """
         self._num_evictions = 0
         # Arrays: a list of millions of numbers takes ten times as much, at every fork.
         self._next = array("i", range(1, num_blocks))
@@ -65,7 +79,7 @@ class BlockPool:
         self._prev.extend(range(num_blocks - 1))
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
-    # the free list: index 0 (the null block) is the sentinel, its next the head, its prev the tail ----------------------
+    # the free list: index 0 (the null block) is the sentinel, its next the head, its prev the tail ----------
 
     def _unlink(self, b: int) -> tuple[int, int]:
         """Takes the block out. Returns its neighbours, for `_relink`."""
@@ -103,7 +117,7 @@ class BlockPool:
             b = self._next[b]
         return out
 
-    # blocks -------------------------------------------------------------------------------------------------------------
+    # blocks -------------------------------------------------------------------------------------------------
 
     def find(self, block_hash: bytes) -> int:
         """The block that holds this content, 0 if none does."""
@@ -111,7 +125,10 @@ class BlockPool:
         return next(iter(found)) if found else NULL_BLOCK
 
     def allocate(self, n: int, owner: str) -> tuple[list[int], list[tuple[int, str, int]]]:
-        """Takes `n` blocks from the head (the caller has checked `num_free`). Returns (ids, evicted as (block, last owner, idle steps))."""
+        """Takes `n` blocks from the head (the caller has checked `num_free`).
+
+        Returns (ids, evicted as (block, last owner, idle steps)).
+        """
         ids: list[int] = []
         evicted: list[tuple[int, str, int]] = []
         nxt, undo = self._next, self.undo
@@ -139,7 +156,8 @@ class BlockPool:
         return [*out, (first, self.num_blocks - first)] if first else out
 
     def allocate_run(self, n: int, owner: str, fit: str) -> list[int]:
-        """Takes `n` blocks that lie side by side: from the first run of free ones that is long enough, or (`best-fit`) from the shortest such run.
+        """Takes `n` blocks that lie side by side: from the first run of free ones that is long enough, or
+        (`best-fit`) from the shortest such run.
 
         The caller has checked that there is one. Only for pools without caching: no block may carry a hash.
         """
@@ -171,14 +189,22 @@ class BlockPool:
         gone = self.evictions.popitem(last=False) if len(self.evictions) > 4 * self.num_blocks else None
         self.undo.append((self._undo_drop_hash, (b, h, before, known, gone)))
 
-    def _undo_drop_hash(self, b: int, h: bytes, before: tuple[int, ...], known: tuple[int, str, int] | None,
-                        gone: tuple[bytes, tuple[int, str, int]] | None) -> None:
+    def _undo_drop_hash(
+        self,
+        b: int,
+        h: bytes,
+        before: tuple[int, ...],
+        known: tuple[int, str, int] | None,
+        gone: tuple[bytes, tuple[int, str, int]] | None,
+    ) -> None:
         self.block_hash[b] = h
         self.by_hash[h] = dict.fromkeys(before)
         del self.evictions[h]
         if known is not None:
             self.evictions[h] = known
-            self.evictions = OrderedDict(sorted(self.evictions.items(), key=_number))  # back to its place; rare
+            self.evictions = OrderedDict(
+                sorted(self.evictions.items(), key=_number)
+            )  # back to its place; rare
         if gone is not None:
             self.evictions[gone[0]] = gone[1]
             self.evictions.move_to_end(gone[0], last=False)
@@ -231,8 +257,8 @@ class BlockPool:
     def free(self, block_ids: Sequence[int], owner: str) -> None:
         """Drops one reference to each block, given first to last of a table; they are freed last to first.
 
-        Free blocks with a hash go to the tail, the last block of the table before the first, so that a prefix outlives its
-        continuation; those without go to the head, the last block foremost.
+        Free blocks with a hash go to the tail, the last block of the table before the first, so that a prefix
+        outlives its continuation; those without go to the head, the last block foremost.
         """
         tail = self._prev
         at = NULL_BLOCK
@@ -240,7 +266,9 @@ class BlockPool:
             if b == NULL_BLOCK:
                 continue
             self.ref_count[b] -= 1
-            self.undo.append((self._undo_free, (b, self.last_owner[b], self.freed_step[b], self.ref_count[b] == 0)))
+            self.undo.append(
+                (self._undo_free, (b, self.last_owner[b], self.freed_step[b], self.ref_count[b] == 0))
+            )
             self.last_owner[b] = owner
             if self.ref_count[b] == 0:
                 self.freed_step[b] = self.step
@@ -264,10 +292,12 @@ class BlockPool:
             f(*args)
 
     def resize(self, num_blocks: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """Gives the pool another number of blocks, between steps; not undone. Returns (moved as (old id, new id), dropped cached ids).
+        """Gives the pool another number of blocks, between steps; not undone.
 
-        New blocks go to the tail of the free list. When it shrinks, blocks in use beyond the new end move to free ones, those that
-        would be given out first. Raises ValueError if the blocks in use don't fit.
+        Returns (moved as (old id, new id), dropped cached ids).
+
+        New blocks go to the tail of the free list. When it shrinks, blocks in use beyond the new end move to
+        free ones, those that would be given out first. Raises ValueError if the blocks in use don't fit.
         """
         old = self.num_blocks
         used = old - 1 - self.num_free
@@ -296,10 +326,13 @@ class BlockPool:
         self.undo.clear()
         return list(to.items()), dropped
 
-    # plain data ---------------------------------------------------------------------------------------------------------
+    # plain data ---------------------------------------------------------------------------------------------
 
     def snapshot(self, *, whole: bool = False) -> dict[str, Any]:
-        """The pool as primitives: everything that decides its future. `whole`: the free list one by one, however long it is."""
+        """The pool as primitives: everything that decides its future.
+
+        `whole`: the free list one by one, however long it is.
+        """
         free = self.free_ids()
         return {
             "ref_count": {str(b): n for b, n in enumerate(self.ref_count) if n and b != NULL_BLOCK},
@@ -329,7 +362,9 @@ class BlockPool:
         self.freed_step = [0] * n
         for b, c in data["freed_step"].items():
             self.freed_step[int(b)] = c
-        self.evictions = OrderedDict((bytes.fromhex(h), (s, o, i)) for i, (h, s, o) in enumerate(data["evictions"]))
+        self.evictions = OrderedDict(
+            (bytes.fromhex(h), (s, o, i)) for i, (h, s, o) in enumerate(data["evictions"])
+        )
         self._num_evictions = len(self.evictions)
         self._next, self._prev = _zeros(n), _zeros(n)
         self.num_free = self.num_cached_free = 0

@@ -1,12 +1,15 @@
-"""Several sequences of one request (`Sampling.n`): forked from its prompt's blocks, shared until somebody writes.
+"""Several sequences of one request (`Sampling.n`): forked from its prompt's blocks, shared until somebody
+writes.
 
     r1     |<-- full blocks, shared: reference count 3 -->|<- last block, partly filled: shared too ->|
     r1.1   the same table                                  the first two that write copy it, the last one writes in place
     r1.2   the same table
 
-The request itself is sequence 0 and computes the prompt; the others come to life in the step that ends it, with a token each from the same row of logits
-(PagedAttention paper, section 4.4). From then on each is a request like any other: it has a seat, ends, waits and loses its blocks alone, because nothing
-in one sequence depends on another. (vLLM's v0 engine preempted such a group as a whole, and could only swap it.) Aborting the request ends them all.
+The request itself is sequence 0 and computes the prompt; the others come to life in the step that ends it,
+with a token each from the same row of logits (PagedAttention paper, section 4.4). From then on each is a
+request like any other: it has a seat, ends, waits and loses its blocks alone, because nothing in one sequence
+depends on another. (vLLM's v0 engine preempted such a group as a whole, and could only swap it.) Aborting the
+request ends them all.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def fork(s: Scheduler, r: Request, num_tokens: int) -> list[Request]:
-    """The children of `r`, which has computed the `num_tokens` tokens of its prompt: seated behind it, sharing the blocks that hold them. Their first tokens are still to come."""
+    """The children of `r`, which has computed the `num_tokens` tokens of its prompt: seated behind it,
+    sharing the blocks that hold them. Their first tokens are still to come.
+    """
     ids = r.block_ids[: -(-num_tokens // s.block_size)]
     children = []
     at = s.running.index(r) + 1
@@ -32,7 +37,10 @@ def fork(s: Scheduler, r: Request, num_tokens: int) -> list[Request]:
         c.status, c.rank = Status.RUNNING, r.rank
         c.block_hashes = list(r.block_hashes[: num_tokens // s.block_size])
         c.num_computed_tokens = num_tokens
-        c.num_cached_blocks, c.num_null_blocks = min(r.num_cached_blocks, num_tokens // s.block_size), r.num_null_blocks
+        c.num_cached_blocks, c.num_null_blocks = (
+            min(r.num_cached_blocks, num_tokens // s.block_size),
+            r.num_null_blocks,
+        )
         c.block_ids = list(ids)
         c.shares_tail, c.is_prefill_chunk = True, False
         s.pool.touch(ids, c.request_id)

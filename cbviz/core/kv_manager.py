@@ -1,8 +1,11 @@
-"""Which blocks a request needs, finds and gives back. Owns the rules between a request's tokens and the pool; decides nothing about queues.
+"""Which blocks a request needs, finds and gives back.
+
+Owns the rules between a request's tokens and the pool; decides nothing about queues.
 
 One admission, drawn:
 
-    block table  |<-- hit: shared, already computed -->|<-- allocated now: this step -->|<-- reserved ahead (orca, static) -->|
+    block table  |<-- hit: shared, already computed -->|<-- allocated now: this step -->|<-- reserved ahead
+    (orca, static) -->|
     tokens       0                                num_cached_tokens            num_computed_tokens + num_new
 
 With contiguous reservation the table is one run of neighbours, taken whole at admission; nothing is shared.
@@ -24,30 +27,44 @@ from cbviz.events import AnyEvent
 class KVManager:
     """Block tables of all requests over one pool.
 
-    `sliding_window` W > 0: a query sees the last W positions (itself included), so blocks that lie wholly left of every later
-    window are returned and stand as 0 in the table. `attention_sinks` S > 0: every query sees the first S tokens too, so the blocks
-    that hold them stay, and the null blocks stand behind them:
+    `sliding_window` W > 0: a query sees the last W positions (itself included), so blocks that lie wholly
+    left of every later window are returned and stand as 0 in the table. `attention_sinks` S > 0: every query
+    sees the first S tokens too, so the blocks that hold them stay, and the null blocks stand behind them:
 
         block table  |<-- sinks -->| 0 | 0 | 0 |<-- window -->|
                      0       sink_blocks    num_null_blocks
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, max_model_len: int, journal: list[AnyEvent], sliding_window: int = 0, contiguous: str = "",
-                 attention_sinks: int = 0) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_model_len: int,
+        journal: list[AnyEvent],
+        sliding_window: int = 0,
+        contiguous: str = "",
+        attention_sinks: int = 0,
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.sliding_window = sliding_window
         self.sink_blocks = -(-attention_sinks // block_size) if sliding_window else 0
         self.contiguous = contiguous
-        """How a run of blocks is chosen (`first-fit`, `best-fit`); '': blocks are taken one by one, wherever they lie."""
+        """How a run of blocks is chosen (`first-fit`, `best-fit`); '': blocks are taken one by one, wherever
+        they lie.
+        """
         self.journal = journal
         self.copies: list[tuple[int, int]] = []
         """Blocks that this step copies, as (source, destination), in order; the scheduler empties it."""
         self.undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = pool.undo
-        self._extra = (f"window {sliding_window}" + f" sinks {attention_sinks}" * (attention_sinks > 0)).encode() if sliding_window else b""
+        self._extra = (
+            (f"window {sliding_window}" + f" sinks {attention_sinks}" * (attention_sinks > 0)).encode()
+            if sliding_window
+            else b""
+        )
 
-    # prefix cache -------------------------------------------------------------------------------------------------------
+    # prefix cache -------------------------------------------------------------------------------------------
 
     def hashes(self, r: Request, num_blocks: int) -> list[bytes]:
         """The request's block hashes, computed as far as `num_blocks` full blocks."""
@@ -55,15 +72,19 @@ class KVManager:
         bs = self.block_size
         while len(have) < num_blocks:
             i = len(have)
-            have.append(hash_block(have[-1] if have else ROOT, r.token_ids[i * bs : (i + 1) * bs], self._extra))
+            have.append(
+                hash_block(have[-1] if have else ROOT, r.token_ids[i * bs : (i + 1) * bs], self._extra)
+            )
         return have
 
     def find_prefix(self, r: Request) -> list[int]:
-        """Blocks of the longest cached prefix, at most num_tokens - 1 tokens of it (one token must be computed to get logits).
+        """Blocks of the longest cached prefix, at most num_tokens - 1 tokens of it (one token must be
+        computed to get logits).
 
-        With a sliding window only the last ceil((W - 1) / block_size) blocks of a prefix matter: looked for from the right, with null
-        blocks before them; where there is no such run, the leading run counts (vLLM's rule). With sinks their blocks must be there as well: what
-        comes behind them was computed with them in sight.
+        With a sliding window only the last ceil((W - 1) / block_size) blocks of a prefix matter: looked for
+        from the right, with null blocks before them; where there is no such run, the leading run counts
+        (vLLM's rule). With sinks their blocks must be there as well: what comes behind them was computed with
+        them in sight.
         """
         if not self.pool.enable_caching:
             return []
@@ -111,15 +132,20 @@ class KVManager:
         gone = self.pool.evictions.get(h)
         if gone is not None and self.pool.find(h) == NULL_BLOCK:
             return ev.PrefixMiss(r.request_id, num_hit, "evicted", gone[0], gone[1])
-        return ev.PrefixMiss(r.request_id, num_hit, "window" if self.sliding_window and self.pool.find(h) != NULL_BLOCK else "new")
+        return ev.PrefixMiss(
+            r.request_id,
+            num_hit,
+            "window" if self.sliding_window and self.pool.find(h) != NULL_BLOCK else "new",
+        )
 
-    # allocation ---------------------------------------------------------------------------------------------------------
+    # allocation ---------------------------------------------------------------------------------------------
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-min(num_tokens, self.max_model_len) // self.block_size)
 
     def need_at_admission(self, hits: list[int], num_tokens: int, at_most: int | None = None) -> int:
-        """Blocks that leave the free list if `num_tokens` tokens (from 0) are to have slots: new ones, and hits that nobody holds now.
+        """Blocks that leave the free list if `num_tokens` tokens (from 0) are to have slots: new ones, and
+        hits that nobody holds now.
 
         `at_most` caps the blocks counted for the tokens (a window never holds more at once).
         """
@@ -140,10 +166,14 @@ class KVManager:
             r.num_null_blocks = i
         self.journal.append(ev.Shared(r.request_id, hits))
 
-    def allocate(self, r: Request, num_new: int, reserve_tokens: int = 0, num_lookahead: int = 0) -> tuple[int, int] | None:
-        """Slots for `num_new` tokens after `num_computed_tokens` (and for `reserve_tokens` tokens in all, taken ahead).
+    def allocate(
+        self, r: Request, num_new: int, reserve_tokens: int = 0, num_lookahead: int = 0
+    ) -> tuple[int, int] | None:
+        """Slots for `num_new` tokens after `num_computed_tokens` (and for `reserve_tokens` tokens in all,
+        taken ahead).
 
-        None if done; (blocks needed, blocks free) if the pool can't. Blocks that left the window are returned first, as vLLM does.
+        None if done; (blocks needed, blocks free) if the pool can't. Blocks that left the window are returned
+        first, as vLLM does.
         """
         if self.sliding_window:
             self._leave_window(r)
@@ -173,7 +203,10 @@ class KVManager:
         return offset > 0 and place < len(r.block_ids) and self.pool.ref_count[r.block_ids[place]] > 1
 
     def copy_tail(self, r: Request) -> None:
-        """Copy-on-write: a block of its own for the place that is written next. The caller has checked that one is free."""
+        """Copy-on-write: a block of its own for the place that is written next.
+
+        The caller has checked that one is free.
+        """
         place = r.num_computed_tokens // self.block_size
         src = r.block_ids[place]
         (dst,), evicted = self.take(1, r.request_id)
@@ -196,11 +229,19 @@ class KVManager:
         return ids
 
     def take(self, n: int, owner: str) -> tuple[list[int], list[tuple[int, str, int]]]:
-        """`n` blocks from the pool, as `BlockPool.allocate` gives them; in one run if allocation is contiguous."""
-        return (self.pool.allocate_run(n, owner, self.contiguous), []) if self.contiguous else self.pool.allocate(n, owner)
+        """`n` blocks from the pool, as `BlockPool.allocate` gives them; in one run if allocation is
+        contiguous.
+        """
+        return (
+            (self.pool.allocate_run(n, owner, self.contiguous), [])
+            if self.contiguous
+            else self.pool.allocate(n, owner)
+        )
 
     def lacks_run(self, num_tokens: int) -> tuple[int, int] | None:
-        """(blocks needed in one run, longest run of free blocks) if allocation is contiguous and no run holds `num_tokens` tokens; else None."""
+        """(blocks needed in one run, longest run of free blocks) if allocation is contiguous and no run holds
+        `num_tokens` tokens; else None.
+        """
         if not self.contiguous:
             return None
         need = self.blocks_for(num_tokens)
@@ -218,19 +259,26 @@ class KVManager:
         r.num_cached_blocks = full
 
     def uncache_planned(self, r: Request) -> None:
-        """The request's tokens of this step will not be computed after all: blocks that they would have filled can't be found."""
+        """The request's tokens of this step will not be computed after all: blocks that they would have
+        filled can't be found.
+        """
         for i in range(r.num_computed_tokens // self.block_size, r.num_cached_blocks):
             if r.block_ids[i] != NULL_BLOCK:
                 self.pool.uncache(r.block_ids[i])
 
     def _leave_window(self, r: Request) -> None:
-        gone = min(max(0, r.num_computed_tokens - self.sliding_window + 1) // self.block_size, len(r.block_ids))
+        gone = min(
+            max(0, r.num_computed_tokens - self.sliding_window + 1) // self.block_size, len(r.block_ids)
+        )
         first = max(r.num_null_blocks, self.sink_blocks)
         if gone > first:
             self.journal.append(ev.OutOfWindow(r.request_id, self.leave(r, first, gone), first))
 
     def leave(self, r: Request, first: int, gone: int) -> list[int]:
-        """Gives back the blocks at places `first` .. `gone` - 1 and puts null blocks there. Returns their ids."""
+        """Gives back the blocks at places `first` ..
+
+        `gone` - 1 and puts null blocks there. Returns their ids.
+        """
         ids = r.block_ids[first:gone]
         self.undo.append((_refill, (r, first, ids, r.num_null_blocks)))
         r.block_ids[first:gone] = [NULL_BLOCK] * len(ids)
@@ -243,8 +291,15 @@ class KVManager:
         return len(r.block_ids) - max(0, r.num_null_blocks - self.sink_blocks)
 
     def free(self, r: Request) -> list[int]:
-        """Gives back all of the request's references. Returns the ids, in table order, without null blocks."""
-        ids = r.block_ids[: self.sink_blocks] + r.block_ids[r.num_null_blocks :] if r.num_null_blocks else r.block_ids
+        """Gives back all of the request's references.
+
+        Returns the ids, in table order, without null blocks.
+        """
+        ids = (
+            r.block_ids[: self.sink_blocks] + r.block_ids[r.num_null_blocks :]
+            if r.num_null_blocks
+            else r.block_ids
+        )
         self.pool.free(ids, r.request_id)
         r.block_ids = []
         r.num_null_blocks = r.num_cached_blocks = 0

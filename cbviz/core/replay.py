@@ -1,7 +1,10 @@
-"""Applies a recorded step to the scheduler again: the same changes, from the record alone. Asks no policy, runner or clock.
+"""Applies a recorded step to the scheduler again: the same changes, from the record alone.
 
-Owns the inverse of the journal: each event that `Scheduler` writes says enough to do what it tells. Block ids are taken from the
-pool in its own order and held against the record's, so a record of another run is noticed at once.
+Asks no policy, runner or clock.
+
+Owns the inverse of the journal: each event that `Scheduler` writes says enough to do what it tells. Block ids
+are taken from the pool in its own order and held against the record's, so a record of another run is noticed
+at once.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ class ReplayError(RuntimeError):
 
 
 def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> None:
-    """Takes `s` from the end of step `record.step - 1` to the end of that step. `config_changes`: the knobs that the user turned before it.
+    """Takes `s` from the end of step `record.step - 1` to the end of that step.
+
+    `config_changes`: the knobs that the user turned before it.
 
     Raises ReplayError; the scheduler is then no longer usable (restore a snapshot).
     """
@@ -37,7 +42,9 @@ def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> N
         told.apply(e)
     if s.routed:
         s.forget_routed()
-    s.finished_ids = [e.request_id for e in record.events if isinstance(e, ev.Finished) and e.reason != "abort"]
+    s.finished_ids = [
+        e.request_id for e in record.events if isinstance(e, ev.Finished) and e.reason != "abort"
+    ]
     s.batch_open = bool(record.carry.get("batch_open", False))
     s.new_token_ratio = record.carry.get("new_token_ratio", INIT_NEW_TOKEN_RATIO)
     s.forget_ranks()
@@ -138,7 +145,9 @@ class _Teller:
             return
         r, s = self.request(e.request_id), self.s
         if s.pool.enable_caching:
-            r.num_cached_blocks = max(r.num_cached_blocks, min(e.start + e.num_tokens, r.num_tokens) // s.kv.block_size)
+            r.num_cached_blocks = max(
+                r.num_cached_blocks, min(e.start + e.num_tokens, r.num_tokens) // s.kv.block_size
+            )
         r.draft_token_ids = []
         r.shares_tail = False
         self.planned[e.request_id] = e
@@ -175,8 +184,12 @@ class _Teller:
 
     def swapped_out(self, e: ev.SwappedOut) -> None:
         r, host = self.request(e.request_id), self.s.host
-        if len(e.host_block_ids) > len(host.free) or (ids := host.take(len(e.host_block_ids))) != list(e.host_block_ids):
-            raise self.wrong(f"{e.request_id} goes to host blocks {e.host_block_ids}, which are not the next free ones")
+        if len(e.host_block_ids) > len(host.free) or (ids := host.take(len(e.host_block_ids))) != list(
+            e.host_block_ids
+        ):
+            raise self.wrong(
+                f"{e.request_id} goes to host blocks {e.host_block_ids}, which are not the next free ones"
+            )
         r.host_block_ids, r.num_computed_tokens, r.num_null_blocks = ids, e.num_tokens, e.first_index
 
     def swapped_in(self, e: ev.SwappedIn) -> None:
@@ -266,13 +279,31 @@ class _Teller:
 
 
 _APPLY: dict[type, Any] = {
-    ev.Arrived: _Teller.arrived, ev.Resized: _Teller.resized,
-    ev.Reordered: _Teller.reordered, ev.NotAdmitted: _Teller.not_admitted, ev.Admitted: _Teller.admitted, ev.Shared: _Teller.shared,
-    ev.Allocated: _Teller.allocated, ev.BlockCached: _Teller.block_cached, ev.Scheduled: _Teller.scheduled, ev.Unscheduled: _Teller.unscheduled, ev.Preempted: _Teller.preempted,
-    ev.SwappedOut: _Teller.swapped_out, ev.SwappedIn: _Teller.swapped_in, ev.HostFreed: _Teller.host_freed,
-    ev.Forked: _Teller.forked, ev.Copied: _Teller.copied,
-    ev.OutOfWindow: _Teller.out_of_window, ev.Executed: _Teller.executed, ev.Sampled: _Teller.sampled, ev.Proposed: _Teller.proposed,
-    ev.Scored: _Teller.scored, ev.BeamStep: _Teller.beams, ev.BeamsEnded: _Teller.beams,
-    ev.Finished: _Teller.finished, ev.Freed: _Teller.freed,
-    ev.SeatHeld: _Teller.seat_held, ev.SeatsFreed: _Teller.seats_freed,
+    ev.Arrived: _Teller.arrived,
+    ev.Resized: _Teller.resized,
+    ev.Reordered: _Teller.reordered,
+    ev.NotAdmitted: _Teller.not_admitted,
+    ev.Admitted: _Teller.admitted,
+    ev.Shared: _Teller.shared,
+    ev.Allocated: _Teller.allocated,
+    ev.BlockCached: _Teller.block_cached,
+    ev.Scheduled: _Teller.scheduled,
+    ev.Unscheduled: _Teller.unscheduled,
+    ev.Preempted: _Teller.preempted,
+    ev.SwappedOut: _Teller.swapped_out,
+    ev.SwappedIn: _Teller.swapped_in,
+    ev.HostFreed: _Teller.host_freed,
+    ev.Forked: _Teller.forked,
+    ev.Copied: _Teller.copied,
+    ev.OutOfWindow: _Teller.out_of_window,
+    ev.Executed: _Teller.executed,
+    ev.Sampled: _Teller.sampled,
+    ev.Proposed: _Teller.proposed,
+    ev.Scored: _Teller.scored,
+    ev.BeamStep: _Teller.beams,
+    ev.BeamsEnded: _Teller.beams,
+    ev.Finished: _Teller.finished,
+    ev.Freed: _Teller.freed,
+    ev.SeatHeld: _Teller.seat_held,
+    ev.SeatsFreed: _Teller.seats_freed,
 }

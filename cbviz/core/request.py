@@ -9,7 +9,10 @@ from cbviz.messages import RequestSpec
 
 
 class Status(str, Enum):
-    """Where a request is. Prefill or decode is a question (`num_computed_tokens` against `num_tokens`), not a status."""
+    """Where a request is.
+
+    Prefill or decode is a question (`num_computed_tokens` against `num_tokens`), not a status.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -27,27 +30,78 @@ class Request:
                                                 ^ num_computed_tokens
     """
 
-    __slots__ = ("arrival_s", "beam_score", "block_hashes", "block_ids", "candidates", "draft_token_ids", "finish_reason", "host_block_ids",
-                 "hypotheses", "index", "is_beam", "is_prefill_chunk", "last_wait", "latest_end", "max_computed", "max_tokens",
-                 "num_cached_blocks", "num_cached_tokens", "num_computed_tokens", "num_forks", "num_null_blocks", "num_overtaken", "num_preemptions", "num_prompt_tokens",
-                 "output_end", "priority", "queued_step", "rank", "request_id", "sampling", "seat_held", "seq", "shares_tail", "spec", "status", "stop_ids", "surroundings",
-                 "token_ids", "view")
+    __slots__ = (
+        "arrival_s",
+        "beam_score",
+        "block_hashes",
+        "block_ids",
+        "candidates",
+        "draft_token_ids",
+        "finish_reason",
+        "host_block_ids",
+        "hypotheses",
+        "index",
+        "is_beam",
+        "is_prefill_chunk",
+        "last_wait",
+        "latest_end",
+        "max_computed",
+        "max_tokens",
+        "num_cached_blocks",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_forks",
+        "num_null_blocks",
+        "num_overtaken",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "output_end",
+        "priority",
+        "queued_step",
+        "rank",
+        "request_id",
+        "sampling",
+        "seat_held",
+        "seq",
+        "shares_tail",
+        "spec",
+        "status",
+        "stop_ids",
+        "surroundings",
+        "token_ids",
+        "view",
+    )
 
-    def __init__(self, spec: RequestSpec, seq: int, stop_ids: frozenset[int], step: int = 0, use_output_len: bool = False) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        seq: int,
+        stop_ids: frozenset[int],
+        step: int = 0,
+        use_output_len: bool = False,
+    ) -> None:
         self.spec = spec
         self.request_id = spec.request_id
         self.seq = seq
         """Order of arrival: the last tie-break between requests."""
         suffix = spec.request_id[len(spec.parent) + 1 :] if spec.parent else ""
         self.index = int(suffix) if suffix.isdecimal() else 0
-        """Which sequence of its request it is (`Sampling.n`): the tie-break between those, which share their order of arrival."""
+        """Which sequence of its request it is (`Sampling.n`): the tie-break between those, which share their
+        order of arrival.
+        """
         self.status = Status.WAITING
         self.token_ids: list[int] = list(spec.prompt_token_ids)
         """Prompt and outputs in one list: a chunk is a slice of it."""
         self.num_prompt_tokens = len(spec.prompt_token_ids)
         self.max_tokens = spec.max_tokens
-        self.output_end = spec.output_len if use_output_len and spec.output_len is not None and spec.output_len < spec.max_tokens else 0
-        """Simulated and taped runs: the output ends at this length as if the model had said so; 0: it does not end before max_tokens."""
+        self.output_end = (
+            spec.output_len
+            if use_output_len and spec.output_len is not None and spec.output_len < spec.max_tokens
+            else 0
+        )
+        """Simulated and taped runs: the output ends at this length as if the model had said so; 0: it does
+        not end before max_tokens.
+        """
         self.latest_end = self.num_prompt_tokens + (self.output_end or spec.max_tokens)
         """Prompt and outputs are never more tokens than this."""
         self.priority = spec.priority
@@ -55,7 +109,11 @@ class Request:
         """On the run's clock; the scheduler sets it for a request that comes by step."""
         self.sampling = spec.sampling
         self.is_beam = spec.sampling.beam_width > 1
-        self.stop_ids = (frozenset(spec.sampling.stop_token_ids) if spec.sampling.ignore_eos else stop_ids | frozenset(spec.sampling.stop_token_ids))
+        self.stop_ids = (
+            frozenset(spec.sampling.stop_token_ids)
+            if spec.sampling.ignore_eos
+            else stop_ids | frozenset(spec.sampling.stop_token_ids)
+        )
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         """Prefix hit at the last admission."""
@@ -64,17 +122,26 @@ class Request:
         """Most tokens ever computed before a preemption: positions below it are recomputation."""
         self.block_ids: list[int] = []
         self.host_block_ids: list[int] = []
-        """Host blocks that hold its computed tokens while it is swapped out, from place `num_null_blocks` on. Never changed in place."""
+        """Host blocks that hold its computed tokens while it is swapped out, from place `num_null_blocks` on.
+
+        Never changed in place.
+        """
         self.num_forks = 0 if spec.parent else max(spec.sampling.n, spec.sampling.beam_width, 1) - 1
         """Sequences still to be forked from it when its prompt is computed."""
         self.shares_tail = False
         """Others may hold its last block too: before it writes there it must look."""
         self.candidates: list[tuple[int, float]] | None = None
-        """A beam's best next tokens with their log-probabilities, while it waits for its siblings'. Never changed in place."""
+        """A beam's best next tokens with their log-probabilities, while it waits for its siblings'.
+
+        Never changed in place.
+        """
         self.beam_score = 0.0
         """A beam: log-probability of its output so far."""
         self.hypotheses: list[tuple[float, list[int]]] = []
-        """Beam search, kept by sequence 0: finished hypotheses with their scores, best first. Never changed in place."""
+        """Beam search, kept by sequence 0: finished hypotheses with their scores, best first.
+
+        Never changed in place.
+        """
         self.num_null_blocks = 0
         """Places of the table up to here have been emptied by a sliding window, those of its sinks aside."""
         self.block_hashes: list[bytes] = []
@@ -82,7 +149,9 @@ class Request:
         self.num_cached_blocks = 0
         """Leading blocks of the table that carry their hash."""
         self.draft_token_ids: list[int] = []
-        """Proposed and not yet checked: the next step that schedules the request computes them behind its last token."""
+        """Proposed and not yet checked: the next step that schedules the request computes them behind its
+        last token.
+        """
         self.is_prefill_chunk = False
         """The last step that scheduled it left known tokens to compute."""
         self.queued_step = step
@@ -108,7 +177,9 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :]
 
     def __repr__(self) -> str:
-        return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens})"
+        return (
+            f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens})"
+        )
 
 
 class Surroundings(Protocol):
@@ -180,7 +251,9 @@ class RequestView:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens still to compute: of the known sequence, and of the output up to its known length or max_tokens."""
+        """Tokens still to compute: of the known sequence, and of the output up to its known length or
+        max_tokens.
+        """
         r = self._r
         end = r.spec.output_len if r.spec.output_len is not None else r.max_tokens
         return r.num_prompt_tokens + end - r.num_computed_tokens
@@ -232,7 +305,9 @@ class RequestView:
 
     @property
     def expert_use(self) -> tuple[tuple[float, ...], ...]:
-        """Of a mixture: which experts the tokens of its session (without one: its own) have taken so far, as shares, [sparse layer][expert]. Empty: nothing is known."""
+        """Of a mixture: which experts the tokens of its session (without one: its own) have taken so far, as
+        shares, [sparse layer][expert]. Empty: nothing is known.
+        """
         around = self._r.surroundings
         return around.expert_use(self._r) if around is not None else ()
 

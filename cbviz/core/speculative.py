@@ -1,7 +1,10 @@
-"""Who proposes drafts from a request's tokens alone: prompt lookup, and functions typed in a cell. (Speculative decoding: Leviathan et al., ICML 2023.)
+"""Who proposes drafts from a request's tokens alone: prompt lookup, and functions typed in a cell.
 
-Owns the registry of proposers and the n-gram search. Knows no scheduler: it is given token ids and returns token ids. Proposers that need
-a model (`self-draft`, `draft-model`) are only named here; the runner has the model.
+(Speculative decoding: Leviathan et al., ICML 2023.)
+
+Owns the registry of proposers and the n-gram search. Knows no scheduler: it is given token ids and returns
+token ids. Proposers that need a model (`self-draft`, `draft-model`) are only named here; the runner has the
+model.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ class ProposerError(RuntimeError):
 
 
 def ngram(tokens: Sequence[int], k: int, shortest: int, longest: int) -> list[int]:
-    """Prompt lookup: finds the last tokens earlier in the text, as many of them as possible, and proposes what followed there.
+    """Prompt lookup: finds the last tokens earlier in the text, as many of them as possible, and proposes
+    what followed there.
 
-    Runs of `longest` down to `shortest` last tokens are tried; of several places the first in the text counts (vLLM's ngram_proposer;
-    Saxena, prompt-lookup-decoding, 2023). At most `k` tokens, fewer where the text ends.
+    Runs of `longest` down to `shortest` last tokens are tried; of several places the first in the text counts
+    (vLLM's ngram_proposer; Saxena, prompt-lookup-decoding, 2023). At most `k` tokens, fewer where the text
+    ends.
 
     >>> ngram([7, 1, 2, 3, 9, 1, 2], 3, 1, 4)
     [3, 9, 1]
@@ -57,10 +62,22 @@ class Proposer:
 PROPOSERS: dict[str, Proposer] = {
     p.name: p
     for p in (
-        Proposer("ngram", "n-gram (prompt lookup)", "Looks for the last tokens earlier in the text and proposes what followed there.",
-                 lambda tokens, k, c: ngram(tokens, k, c.prompt_lookup_min, c.prompt_lookup_max)),
-        Proposer("self-draft", "self-draft", "The first layers of the model, with its last norm and head, propose; the whole model checks."),
-        Proposer("draft-model", "draft model", "A second, smaller model with the same vocabulary proposes; the model checks."),
+        Proposer(
+            "ngram",
+            "n-gram (prompt lookup)",
+            "Looks for the last tokens earlier in the text and proposes what followed there.",
+            lambda tokens, k, c: ngram(tokens, k, c.prompt_lookup_min, c.prompt_lookup_max),
+        ),
+        Proposer(
+            "self-draft",
+            "self-draft",
+            "The first layers of the model, with its last norm and head, propose; the whole model checks.",
+        ),
+        Proposer(
+            "draft-model",
+            "draft model",
+            "A second, smaller model with the same vocabulary proposes; the model checks.",
+        ),
     )
 }
 
@@ -73,18 +90,26 @@ def get_proposer(name: str) -> Proposer | None:
     if found is None:
         names = ["off", *PROPOSERS]
         near = difflib.get_close_matches(name, names, n=1)
-        raise ConfigError(f"speculative is {name!r}, it must be one of {', '.join(names)}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        raise ConfigError(
+            f"speculative is {name!r}, it must be one of {', '.join(names)}"
+            + (f" (did you mean {near[0]!r}?)" if near else "")
+        )
     return found
 
 
-def drafts_for(p: Proposer, request_id: str, tokens: Sequence[int], k: int, config: EngineConfig) -> list[int]:
+def drafts_for(
+    p: Proposer, request_id: str, tokens: Sequence[int], k: int, config: EngineConfig
+) -> list[int]:
     """At most `k` drafts behind `tokens`, checked. Raises ProposerError."""
     if k < 1 or p.propose is None:
         return []
     try:
         got = p.propose(tuple(tokens) if p.typed else tokens, k, config)
     except Exception as e:
-        raise ProposerError(f"proposer {p.name} failed on request {request_id} ({len(tokens)} tokens): {type(e).__name__}: {e}") from e
+        raise ProposerError(
+            f"proposer {p.name} failed on request {request_id} ({len(tokens)} tokens): {type(e).__name__}: "
+            f"{e}"
+        ) from e
     if not p.typed:
         return list(got)
     if got is None:
@@ -92,18 +117,26 @@ def drafts_for(p: Proposer, request_id: str, tokens: Sequence[int], k: int, conf
     try:
         ids = list(got)
     except TypeError:
-        raise ProposerError(f"proposer {p.name} must return a list of token ids, it returned {got!r:.80} for request {request_id}") from None
+        raise ProposerError(
+            f"proposer {p.name} must return a list of token ids, it returned {got!r:.80} for request "
+            f"{request_id}"
+        ) from None
     for t in ids:
         if isinstance(t, bool) or not isinstance(t, int) or t < 0:
-            raise ProposerError(f"proposer {p.name} proposed {t!r:.80} for request {request_id}: a draft is a token id, a whole number from 0 on")
+            raise ProposerError(
+                f"proposer {p.name} proposed {t!r:.80} for request {request_id}: a draft is a token id, a "
+                "whole number from 0 on"
+            )
     return ids[:k]
 
 
 def proposer(f: Any) -> Any:
-    """Registers a proposer: a function `(tokens, k) -> at most k token ids`, where `tokens` are a request's prompt and outputs so far. The model
-    checks what it proposes, so a bad one costs time and never a wrong word. Running the cell again replaces it.
+    """Registers a proposer: a function `(tokens, k) -> at most k token ids`, where `tokens` are a request's
+    prompt and outputs so far. The model checks what it proposes, so a bad one costs time and never a wrong
+    word. Running the cell again replaces it.
 
-    It is tried on made-up tokens first, so a mistake shows in the cell. It must be a function of its arguments alone. Raises ProposerError.
+    It is tried on made-up tokens first, so a mistake shows in the cell. It must be a function of its
+    arguments alone. Raises ProposerError.
 
     >>> import cbviz as cb
     >>> @cb.proposer
@@ -120,10 +153,19 @@ def proposer(f: Any) -> Any:
     name = f.__name__
     if name == "off":
         raise ProposerError("a proposer can't be called 'off': that switches speculation off")
-    made = Proposer(name, name.replace("_", " "), (f.__doc__ or "A proposer typed in a cell.").strip().splitlines()[0], lambda tokens, k, config: f(tokens, k), typed=True)
+    made = Proposer(
+        name,
+        name.replace("_", " "),
+        (f.__doc__ or "A proposer typed in a cell.").strip().splitlines()[0],
+        lambda tokens, k, config: f(tokens, k),
+        typed=True,
+    )
     config = EngineConfig()
     for tokens in ([5], [1, 2, 3, 1, 2], list(range(40)) * 2):
         if drafts_for(made, "a trial", tokens, 4, config) != drafts_for(made, "a trial", tokens, 4, config):
-            raise ProposerError(f"proposer {name} gives other drafts when asked again: it must be a function of (tokens, k) alone, or runs can't be repeated")
+            raise ProposerError(
+                f"proposer {name} gives other drafts when asked again: it must be a function of (tokens, "
+                "k) alone, or runs can't be repeated"
+            )
     PROPOSERS[name] = made
     return f

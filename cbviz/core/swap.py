@@ -1,10 +1,14 @@
-"""Blocks on the host: where a preempted request's KV waits instead of being computed again. Bookkeeping only; a runner moves the bytes.
+"""Blocks on the host: where a preempted request's KV waits instead of being computed again.
+
+Bookkeeping only; a runner moves the bytes.
 
     running --preempted, room on the host--> its computed blocks are copied out, num_computed_tokens stays
-    waiting --admitted, all blocks free at once--> copied back in (but for those that the prefix cache still holds), goes on where it stood
+    waiting --admitted, all blocks free at once--> copied back in (but for those that the prefix cache still
+    holds), goes on where it stood
 
-As vLLM's v0 engine did it (`preemption_mode="swap"`, `swap_space`; PagedAttention paper, section 4.5). Different here: the request waits at its place in
-the one queue, not in a queue of its own that goes first; and where the host is full it is recomputed, where vLLM failed.
+As vLLM's v0 engine did it (`preemption_mode="swap"`, `swap_space`; PagedAttention paper, section 4.5).
+Different here: the request waits at its place in the one queue, not in a queue of its own that goes first;
+and where the host is full it is recomputed, where vLLM failed.
 """
 
 from __future__ import annotations
@@ -21,7 +25,11 @@ from cbviz.messages import SchedulerOutput
 
 
 class HostPool:
-    """Host blocks 0 .. `num_blocks` - 1; the one given back last is given out first. Each has one owner: nothing is shared or found again here."""
+    """Host blocks 0 ..
+
+    `num_blocks` - 1; the one given back last is given out first. Each has one owner: nothing is shared or
+    found again here.
+    """
 
     def __init__(self, num_blocks: int, undo: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
         self.num_blocks = num_blocks
@@ -30,7 +38,11 @@ class HostPool:
 
     def snapshot(self, *, whole: bool = False) -> dict[str, Any]:
         """The free blocks as primitives. `whole`: one by one, however many there are."""
-        return {"host_free": list(self.free)} if whole or len(self.free) <= LONG_LIST else {"host_free_runs": runs_of(self.free)}
+        return (
+            {"host_free": list(self.free)}
+            if whole or len(self.free) <= LONG_LIST
+            else {"host_free_runs": runs_of(self.free)}
+        )
 
     def restore(self, data: dict[str, Any]) -> None:
         """What `snapshot` made; all are free where it was made before there was a host."""
@@ -50,10 +62,15 @@ class HostPool:
         self.undo.append((_drop_last, (self.free, len(ids))))
 
 
-def swap_out(r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput) -> tuple[ev.SwappedOut | None, int]:
-    """Plans to copy the blocks that hold computed tokens of `r` to the host; the caller then frees them. Returns (the event to write, 0), or (None, blocks short of).
+def swap_out(
+    r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput
+) -> tuple[ev.SwappedOut | None, int]:
+    """Plans to copy the blocks that hold computed tokens of `r` to the host; the caller then frees them.
 
-    A block that this step was going to fill by a copy for `r` is read from where that copy would have come from.
+    Returns (the event to write, 0), or (None, blocks short of).
+
+    A block that this step was going to fill by a copy for `r` is read from where that copy would have come
+    from.
     """
     ids = r.block_ids[r.num_null_blocks : -(-r.num_computed_tokens // kv.block_size)]
     if len(ids) > len(host.free):
@@ -67,7 +84,9 @@ def swap_out(r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput) -
 
 
 def swap_in(r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput) -> None:
-    """Gives `r`, whose table holds what was hit, blocks for the rest of what is on the host, and plans the copies. Its host blocks are free then."""
+    """Gives `r`, whose table holds what was hit, blocks for the rest of what is on the host, and plans the
+    copies. Its host blocks are free then.
+    """
     first = r.num_null_blocks
     back = r.host_block_ids[max(0, len(r.block_ids) - first) :]
     kept = len(r.host_block_ids) - len(back)
@@ -79,7 +98,10 @@ def swap_in(r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput) ->
 
 
 def restored_prefix(r: Request, kv: KVManager) -> list[int]:
-    """Blocks that a swapped-out request finds on the device: cached ones from its first on. With a window it looks for none: null blocks stand for what has left it."""
+    """Blocks that a swapped-out request finds on the device: cached ones from its first on.
+
+    With a window it looks for none: null blocks stand for what has left it.
+    """
     return [NULL_BLOCK] * r.num_null_blocks if kv.sliding_window else kv.find_prefix(r)
 
 

@@ -1,4 +1,7 @@
-"""Cost models: what a step's work is and how long it would take. `make` picks one by the name that `EngineConfig.cost` holds."""
+"""Cost models: what a step's work is and how long it would take.
+
+`make` picks one by the name that `EngineConfig.cost` holds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ COSTS = ("roofline", "article", "article-shared")
 
 
 def make(name: str, spec: ModelSpec, device: DeviceSpec) -> CostModel:
-    """The cost model called `name`; the article's ones ignore `spec` and `device`. Raises ConfigError for an unknown name."""
+    """The cost model called `name`; the article's ones ignore `spec` and `device`.
+
+    Raises ConfigError for an unknown name.
+    """
     if name == "roofline":
         return Roofline(spec, device)
     if name == "article":

@@ -1,24 +1,31 @@
-"""The article's linear cost models, by name. Own what a token and a step cost there; know no device, no model shape and no schedule.
+"""The article's linear cost models, by name.
 
-The tutorial that cbviz began from (`StaticBatchingScheduler` against `ContinuousBatchingScheduler`, 20 requests, seed 42, 2,160 output tokens,
-975 prompt tokens) sleeps for a time that is linear in the batch. Its figures follow from these charges, each made in the step named:
+Own what a token and a step cost there; know no device, no model shape and no schedule.
+
+The tutorial that cbviz began from (`StaticBatchingScheduler` against `ContinuousBatchingScheduler`, 20
+requests, seed 42, 2,160 output tokens, 975 prompt tokens) sleeps for a time that is linear in the batch. Its
+figures follow from these charges, each made in the step named:
 
 `ArticleCost`, in milliseconds, no term for the step itself:
     1 for each computed token, prompt or output;
     2 for a request whose prompt ends in this step (which also yields its first output token);
     5 for each decoding request.
-  A request with a prompt of P and an output of N tokens so costs P + 2 in its prefill and 6 in each of its N - 1 decode steps, whoever shares its
-  batch: 975 + 20 x 2 + 2,140 x 6 = 13,855 ms under any schedule. Weights are never shared, so batching cannot pay.
-  `charge_prefill=False` is the listing's fault: its continuous scheduler moves a request from PREFILL to DECODE before the forward pass, so
-  the prefill step is charged as one more decode: 2,160 x 6 = 12,960 ms.
+  A request with a prompt of P and an output of N tokens so costs P + 2 in its prefill and 6 in each of its N
+  - 1 decode steps, whoever shares its batch: 975 + 20 x 2 + 2,140 x 6 = 13,855 ms under any schedule. Weights
+  are never shared, so batching cannot pay. `charge_prefill=False` is the listing's fault: its continuous
+  scheduler moves a request from PREFILL to DECODE before the forward pass, so the prefill step is charged as
+  one more decode: 2,160 x 6 = 12,960 ms.
 
 `ArticleSharedCost`: weights are read once a step:
-    5 ms for a step in which anything is computed, 0.1 ms for each computed token, prompt or output (padding included).
-  Static at 8 seats 555 steps, 3.087 s; continuous at 8 364 steps, 2.132 s; static at 4 815 steps, 4.386 s; continuous at 4 581 steps, 3.216 s.
+    5 ms for a step in which anything is computed, 0.1 ms for each computed token, prompt or output (padding
+    included).
+  Static at 8 seats 555 steps, 3.087 s; continuous at 8 364 steps, 2.132 s; static at 4 815 steps, 4.386 s;
+  continuous at 4 581 steps, 3.216 s.
 
-A chunk is a decode if it computes one token (drafts aside) after at least one other, a finished row that is still computed included; any other chunk
-belongs to a prefill. A plan does not say more, so a prompt's chunk of a single token is priced as a decode.
-Modelled, not measured; `tests/cost/test_article.py` replays all six figures.
+A chunk is a decode if it computes one token (drafts aside) after at least one other, a finished row that is
+still computed included; any other chunk belongs to a prefill. A plan does not say more, so a prompt's chunk
+of a single token is priced as a decode. Modelled, not measured; `tests/cost/test_article.py` replays all six
+figures.
 """
 
 from __future__ import annotations

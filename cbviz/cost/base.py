@@ -8,7 +8,10 @@ from cbviz.messages import SchedulerOutput, StepCost
 
 
 class CostModel(Protocol):
-    """Turns one step's plan into work and time. It is asked every step, so it costs O(chunks) and keeps no state between steps."""
+    """Turns one step's plan into work and time.
+
+    It is asked every step, so it costs O(chunks) and keeps no state between steps.
+    """
 
     @property
     def name(self) -> str:

@@ -1,16 +1,21 @@
-"""Measures what this machine's processor reaches: memory read bandwidth and float32 arithmetic. Owns `calibration.json` in the cache folder,
-and keeps there what `model.device_peaks` measured of an accelerator (a file a device).
+"""Measures what this machine's processor reaches: memory read bandwidth and float32 arithmetic.
+
+Owns `calibration.json` in the cache folder, and keeps there what `model.device_peaks` measured of an
+accelerator (a file a device).
 
 Knows no model and no torch. What is measured, and named so wherever it is shown:
 
-* bandwidth: numpy reads an array at least sixteen times the last-level cache, one slice a thread, reduced with a bitwise or (one pass, no write);
-  bytes of the array over the best of several passes. Reads only: a mix with writes gives less. (At four times the cache a quarter of the
-  array may still lie in it, and the figure came out a sixth too high.)
-* arithmetic: numpy's BLAS multiplies two float32 matrices of 1,024 x 1,024 with its own threads; 2 n^3 operations over the best time.
+* bandwidth: numpy reads an array at least sixteen times the last-level cache, one slice a thread, reduced
+  with a bitwise or (one pass, no write); bytes of the array over the best of several passes. Reads only: a
+  mix with writes gives less. (At four times the cache a quarter of the array may still lie in it, and the
+  figure came out a sixth too high.)
+* arithmetic: numpy's BLAS multiplies two float32 matrices of 1,024 x 1,024 with its own threads; 2 n^3
+  operations over the best time.
 
-A peak is an upper bound, and other work (or another guest of the same host) can only slow a pass down: so the best of several passes is taken,
-and an earlier measurement of the same machine by the same method is kept where it was quicker, for each figure alone. A share of such a
-peak is then too low where the machine is busy now, never too high. `now` in the answer's source says what this measurement alone gave, and
+A peak is an upper bound, and other work (or another guest of the same host) can only slow a pass down: so the
+best of several passes is taken, and an earlier measurement of the same machine by the same method is kept
+where it was quicker, for each figure alone. A share of such a peak is then too low where the machine is busy
+now, never too high. `now` in the answer's source says what this measurement alone gave, and
 `measure(fresh=True)` forgets the earlier ones. Both figures are what a program reaches, not data-sheet peaks.
 """
 
@@ -44,7 +49,9 @@ Progress = Callable[[float, str], None]
 
 
 def cache_dir() -> Path:
-    """CBVIZ_CACHE, else the platform's: the folder that `model.hub` keeps weights in, which this layer may not import. Not made here."""
+    """CBVIZ_CACHE, else the platform's: the folder that `model.hub` keeps weights in, which this layer may
+    not import. Not made here.
+    """
     if named := os.environ.get("CBVIZ_CACHE"):
         return Path(named).expanduser()
     if sys.platform == "win32":
@@ -80,9 +87,12 @@ def memory_bytes() -> float:
 
 
 def measure(progress: Progress | None = None, *, fresh: bool = False) -> DeviceSpec:
-    """Measures this machine (one or two seconds) and keeps the result in the cache. `kind` is `cpu`, `flops_s` is float32, `measured` is true.
+    """Measures this machine (one or two seconds) and keeps the result in the cache.
 
-    `fresh`: earlier measurements no longer count. A cache that can't be written is no error: the result is returned all the same.
+    `kind` is `cpu`, `flops_s` is float32, `measured` is true.
+
+    `fresh`: earlier measurements no longer count. A cache that can't be written is no error: the result is
+    returned all the same.
     """
     tell = progress or (lambda share, text: None)
     threads = num_threads()
@@ -93,8 +103,19 @@ def measure(progress: Progress | None = None, *, fresh: bool = False) -> DeviceS
     a = np.full((_MATRIX, _MATRIX), 0.5, dtype=np.float32)
     out = np.empty_like(a)
     multiply_s = _best(lambda: np.matmul(a, a, out=out))
-    how = f"best read of {num_bytes >> 20} MiB by {threads} threads; best float32 product of {_MATRIX} x {_MATRIX}, numpy {np.__version__}"
-    spec = DeviceSpec(f"{cpu_name()} ({threads} threads)", memory_bytes(), num_bytes / read_s, 2 * _MATRIX**3 / multiply_s, kind="cpu", measured=True, source=how)
+    how = (
+        f"best read of {num_bytes >> 20} MiB by {threads} threads; best float32 product of {_MATRIX} x "
+        f"{_MATRIX}, numpy {np.__version__}"
+    )
+    spec = DeviceSpec(
+        f"{cpu_name()} ({threads} threads)",
+        memory_bytes(),
+        num_bytes / read_s,
+        2 * _MATRIX**3 / multiply_s,
+        kind="cpu",
+        measured=True,
+        source=how,
+    )
     spec = keep(spec, cpu_name(), threads, fresh=fresh)
     tell(1.0, "done")
     return spec
@@ -106,7 +127,10 @@ def array_bytes() -> int:
 
 
 def keep(spec: DeviceSpec, device: str, threads: int = 0, *, fresh: bool = False) -> DeviceSpec:
-    """Puts a measurement beside the earlier ones of the same device and returns the best of each figure. `spec.source` says how it was measured."""
+    """Puts a measurement beside the earlier ones of the same device and returns the best of each figure.
+
+    `spec.source` says how it was measured.
+    """
     now = f"{spec.bandwidth_bytes_s / 1e9:,.1f} GB/s, {spec.flops_s / 1e9:,.0f} GFLOP/s"
     earlier = None if fresh else load(device, threads)
     bandwidth, flops = spec.bandwidth_bytes_s, spec.flops_s
@@ -114,14 +138,24 @@ def keep(spec: DeviceSpec, device: str, threads: int = 0, *, fresh: bool = False
         bandwidth, flops = max(bandwidth, earlier.bandwidth_bytes_s), max(flops, earlier.flops_s)
     today = datetime.date.today().isoformat()
     slower = (bandwidth, flops) != (spec.bandwidth_bytes_s, spec.flops_s)
-    spec = dataclasses.replace(spec, bandwidth_bytes_s=bandwidth, flops_s=flops, source=f"measured {today}: {spec.source}" + (f"; the best so far, now {now}" if slower else ""))
+    spec = dataclasses.replace(
+        spec,
+        bandwidth_bytes_s=bandwidth,
+        flops_s=flops,
+        source=f"measured {today}: {spec.source}" + (f"; the best so far, now {now}" if slower else ""),
+    )
     _save(spec, device, threads, today)
     return spec
 
 
 def load(device: str | None = None, threads: int | None = None) -> DeviceSpec | None:
-    """The kept measurement of this processor with this number of threads (or of the named accelerator), or None: never measured, another machine, or an unreadable file."""
-    device, threads = device if device is not None else cpu_name(), threads if threads is not None else num_threads()
+    """The kept measurement of this processor with this number of threads (or of the named accelerator), or
+    None: never measured, another machine, or an unreadable file.
+    """
+    device, threads = (
+        device if device is not None else cpu_name(),
+        threads if threads is not None else num_threads(),
+    )
     try:
         kept = json.loads(file_of(device).read_text(encoding="utf-8"))
         if (kept["version"], kept["cpu"], kept["threads"]) != (VERSION, device, threads):
@@ -134,12 +168,24 @@ def load(device: str | None = None, threads: int | None = None) -> DeviceSpec | 
 
 def file_of(device: str) -> Path:
     """Where the measurement of a device is kept."""
-    return cache_dir() / (FILE if device == cpu_name() else "calibration-" + re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json")
+    return cache_dir() / (
+        FILE
+        if device == cpu_name()
+        else "calibration-" + re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json"
+    )
 
 
 def _save(spec: DeviceSpec, cpu: str, threads: int, date: str) -> None:
-    kept = {"version": VERSION, "date": date, "cpu": cpu, "threads": threads,
-            "device": {f: getattr(spec, f) for f in ("name", "memory_bytes", "bandwidth_bytes_s", "flops_s", "kind", "measured", "source")}}
+    kept = {
+        "version": VERSION,
+        "date": date,
+        "cpu": cpu,
+        "threads": threads,
+        "device": {
+            f: getattr(spec, f)
+            for f in ("name", "memory_bytes", "bandwidth_bytes_s", "flops_s", "kind", "measured", "source")
+        },
+    }
     try:
         folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +203,9 @@ def _save(spec: DeviceSpec, cpu: str, threads: int, date: str) -> None:
 
 
 def _read_time(num_bytes: int, threads: int, seconds: float | None = None) -> float:
-    """Seconds of the quickest read of `num_bytes` by `threads` threads (numpy's reductions release the interpreter lock)."""
+    """Seconds of the quickest read of `num_bytes` by `threads` threads (numpy's reductions release the
+    interpreter lock).
+    """
     # Ones, not zeros: untouched zero pages may all be one page that stays in the cache.
     slices = np.array_split(np.ones(num_bytes // 8, dtype=np.int64), threads)
     with ThreadPoolExecutor(threads) as pool:
@@ -192,8 +240,21 @@ def _read(path: str) -> str | None:
 
 
 def bandwidth_now(seconds: float = 0.1) -> float:
-    """Bytes a second that this machine reads here and now, the best pass of about `seconds`: for a bench, beside what it measures. Nothing is kept."""
+    """Bytes a second that this machine reads here and now, the best pass of about `seconds`: for a bench,
+    beside what it measures. Nothing is kept.
+    """
     return array_bytes() / _read_time(array_bytes(), num_threads(), seconds)
 
 
-__all__ = ["array_bytes", "bandwidth_now", "cache_dir", "cpu_name", "file_of", "keep", "load", "measure", "memory_bytes", "num_threads"]
+__all__ = [
+    "array_bytes",
+    "bandwidth_now",
+    "cache_dir",
+    "cpu_name",
+    "file_of",
+    "keep",
+    "load",
+    "measure",
+    "memory_bytes",
+    "num_threads",
+]

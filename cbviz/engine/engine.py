@@ -1,7 +1,8 @@
 """One step for every mode: deliver arrivals, schedule, execute, update, return a record.
 
-Owns the clock, the requests still to arrive and the user's inputs; the scheduler owns everything else. Returns records and forgets
-them: it knows no trace, session or widget. A step that raises, or is interrupted, leaves the state as it was before the step.
+Owns the clock, the requests still to arrive and the user's inputs; the scheduler owns everything else.
+Returns records and forgets them: it knows no trace, session or widget. A step that raises, or is interrupted,
+leaves the state as it was before the step.
 """
 
 from __future__ import annotations
@@ -24,12 +25,24 @@ from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts
 from cbviz.engine.progress import PATIENCE_STEPS, got_further, patience, why_stuck
-from cbviz.messages import Gauges, RequestError, RequestSpec, SchedulerOutput, Span, StepCost, StepRecord, sequence_ids
+from cbviz.messages import (
+    Gauges,
+    RequestError,
+    RequestSpec,
+    SchedulerOutput,
+    Span,
+    StepCost,
+    StepRecord,
+    sequence_ids,
+)
 from cbviz.runners.base import Runner
 
 
 class Engine:
-    """`config` must be resolved. `cost` prices every step; under the modelled clock its total is the step's duration."""
+    """`config` must be resolved.
+
+    `cost` prices every step; under the modelled clock its total is the step's duration.
+    """
 
     def __init__(self, config: EngineConfig, runner: Runner, cost: CostModel) -> None:
         self.runner = runner
@@ -62,11 +75,15 @@ class Engine:
         self._patience = 0
         """Number of such steps after which the run is stuck; 0: not asked yet."""
         self._kv_stale = False
-        """A failed pass wrote into blocks that running requests hold: the next step computes them again first."""
+        """A failed pass wrote into blocks that running requests hold: the next step computes them again
+        first.
+        """
         self._kv_doubtful = False
-        """Blocks that can be hit may hold something else (after a failed pass or a restore): a hit is checked, and computed again where it must be."""
+        """Blocks that can be hit may hold something else (after a failed pass or a restore): a hit is
+        checked, and computed again where it must be.
+        """
 
-    # asking -------------------------------------------------------------------------------------------------------------
+    # asking -------------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> EngineConfig:
@@ -84,18 +101,25 @@ class Engine:
     @property
     def pending_ids(self) -> list[str]:
         """Ids of the requests that have not arrived yet, in order of arrival."""
-        return _ids(self._by_time[::-1], self._by_step[::-1])  # slices: another thread's step may take some away meanwhile
+        return _ids(
+            self._by_time[::-1], self._by_step[::-1]
+        )  # slices: another thread's step may take some away meanwhile
 
     @property
     def coming_ids(self) -> list[str]:
-        """Ids of the requests that stand in no kept record yet: added ones, those of the step under way, and those still to arrive. Any thread may ask."""
+        """Ids of the requests that stand in no kept record yet: added ones, those of the step under way, and
+        those still to arrive. Any thread may ask.
+        """
         while True:
             seen = self._taken_back
-            # A request moves from the first three to the next two, so none is missed in this order, unless a failed step moves it back meanwhile.
+            # A request moves from the first three to the next two, so none is missed in this order, unless a
+            # failed step moves it back meanwhile.
             inputs, by_time, by_step = self.inputs[:], self._by_time[::-1], self._by_step[::-1]
             taken, arriving = self._under_way[:], [x[:] for x in self._arriving]
             if seen == self._taken_back:
-                ended = [i["request_id"] for i in taken if i["op"] == "abort" and i["request_id"] in self._known]  # it may not have arrived yet
+                ended = [
+                    i["request_id"] for i in taken if i["op"] == "abort" and i["request_id"] in self._known
+                ]  # it may not have arrived yet
                 added = [i["spec"].request_id for i in (*taken, *inputs) if i["op"] == "add"]
                 return list(dict.fromkeys([*ended, *added, *_ids(*arriving), *_ids(by_time, by_step)]))
 
@@ -111,7 +135,8 @@ class Engine:
     def stuck(self) -> str:
         """Why nothing more will come of this run though requests are unfinished; '' if that is not so.
 
-        Either nothing will ever happen again, or what happens brings nobody further (`engine.progress`). An input, such as a changed knob or an abort, ends it.
+        Either nothing will ever happen again, or what happens brings nobody further (`engine.progress`). An
+        input, such as a changed knob or an abort, ends it.
         """
         s = self.scheduler
         if self.inputs:
@@ -130,13 +155,20 @@ class Engine:
         if reason == "policy" and waited < PATIENCE_STEPS:
             return ""  # it may count steps, as ageing does
         blocks = s.kv.need_at_admission(s.prefix_blocks(r), r.num_tokens)
-        why = (f"policy {s.policy.name} has refused it for {waited} steps; choose another policy" if reason == "policy" else
-               f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks")
+        why = (
+            f"policy {s.policy.name} has refused it for {waited} steps; choose another policy"
+            if reason == "policy"
+            else f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks"
+        )
         behind = f"; {len(s.waiting) - 1} more wait" if len(s.waiting) > 1 else ""
-        return (f"{r.request_id} can never be admitted: {why}, or abort {r.request_id}. Nothing runs and nothing is to arrive, so nothing will change. "
-                f"It would take a seat of {self.config.max_num_seqs} and {blocks} blocks; {s.pool.num_free} of {self.config.num_usable_blocks} are free{behind}")
+        return (
+            f"{r.request_id} can never be admitted: {why}, or abort {r.request_id}. Nothing runs and "
+            "nothing is to arrive, so nothing will change. "
+            f"It would take a seat of {self.config.max_num_seqs} and {blocks} blocks; {s.pool.num_free} of "
+            f"{self.config.num_usable_blocks} are free{behind}"
+        )
 
-    # inputs -------------------------------------------------------------------------------------------------------------
+    # inputs -------------------------------------------------------------------------------------------------
 
     def check_request(self, spec: RequestSpec) -> None:
         """Raises RequestError, with the figures, if the request can't be served by this engine at all."""
@@ -144,21 +176,36 @@ class Engine:
         limit = c.max_model_len or 0
         n, total = len(spec.prompt_token_ids), len(spec.prompt_token_ids) + spec.max_tokens
         if n >= limit:
-            raise RequestError(f"{spec.request_id}: the prompt has {n} tokens; with max_model_len {limit} it may have at most {limit - 1}")
+            raise RequestError(
+                f"{spec.request_id}: the prompt has {n} tokens; with max_model_len {limit} it may have at "
+                f"most {limit - 1}"
+            )
         if total > limit:
-            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens, over max_model_len {limit}: lower max_tokens to {limit - n}")
+            raise RequestError(
+                f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens, over "
+                f"max_model_len {limit}: lower max_tokens to {limit - n}"
+            )
         drafts = min(c.num_draft_slots, limit - total)
         if total + drafts > c.pool_tokens:
             size = c.block_size
             extra = f" and {drafts} slots for drafts" if drafts else ""
-            raise RequestError(f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens{extra} need {-(-(total + drafts) // size)} blocks of {size}; "
-                               f"the pool has {c.num_usable_blocks}: raise num_blocks or lower max_tokens")
+            raise RequestError(
+                f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens{extra} "
+                f"need {-(-(total + drafts) // size)} blocks of {size}; "
+                f"the pool has {c.num_usable_blocks}: raise num_blocks or lower max_tokens"
+            )
         if spec.sampling.n > 1:
             if spec.sampling.n > c.max_num_seqs:
-                raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but there are {c.max_num_seqs} seats, and each sequence needs one: raise max_num_seqs or lower n")
+                raise RequestError(
+                    f"{spec.request_id}: n is {spec.sampling.n}, but there are {c.max_num_seqs} seats, and "
+                    "each sequence needs one: raise max_num_seqs or lower n"
+                )
             if c.kv_allocation == "contiguous":
-                raise RequestError(f"{spec.request_id}: n is {spec.sampling.n}, but with kv_allocation contiguous nobody shares blocks: set kv_allocation to 'paged', or ask "
-                                   f"{spec.sampling.n} times")
+                raise RequestError(
+                    f"{spec.request_id}: n is {spec.sampling.n}, but with kv_allocation contiguous nobody "
+                    "shares blocks: set kv_allocation to 'paged', or ask "
+                    f"{spec.sampling.n} times"
+                )
         if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, c)):
             raise RequestError(f"{spec.request_id}: beam_width is {spec.sampling.beam_width}, but {why}")
         vocab = self.runner.spec.vocab_size
@@ -167,7 +214,10 @@ class Engine:
             bad = next(t for t in ids if type(t) is not int)
             raise RequestError(f"{spec.request_id}: token id {bad!r} is no whole number")
         if min(ids) < 0 or max(ids) >= vocab:
-            raise RequestError(f"{spec.request_id}: token id {next(t for t in ids if not 0 <= t < vocab)} is outside the model's vocabulary 0..{vocab - 1}")
+            raise RequestError(
+                f"{spec.request_id}: token id {next(t for t in ids if not 0 <= t < vocab)} is outside the "
+                f"model's vocabulary 0..{vocab - 1}"
+            )
 
     def _planned(self) -> EngineConfig:
         """The config as the inputs before the next step will have it."""
@@ -185,20 +235,36 @@ class Engine:
         k = spec.sampling.beam_width
         if not getattr(self.runner, "gives_candidates", False):
             name = getattr(self.runner, "name", type(self.runner).__name__)
-            return f"runner {name!r} makes up or repeats its tokens and knows no probabilities: use runner 'torch'"
+            return (
+                f"runner {name!r} makes up or repeats its tokens and knows no probabilities: use runner "
+                "'torch'"
+            )
         if why := beam.refusal(c):
             return why
         if k > c.max_num_seqs:
-            return f"there are {c.max_num_seqs} seats, and each beam needs one: raise max_num_seqs or lower beam_width"
+            return (
+                f"there are {c.max_num_seqs} seats, and each beam needs one: raise max_num_seqs or lower "
+                "beam_width"
+            )
         if (need := beam.blocks_at_most(spec, c)) > c.num_usable_blocks:
-            return f"its beams may need {need} blocks, the pool has {c.num_usable_blocks}: raise num_blocks, or lower beam_width or max_tokens"
-        stops = frozenset(spec.sampling.stop_token_ids) | (frozenset() if spec.sampling.ignore_eos else self.scheduler.eos_token_ids)
+            return (
+                f"its beams may need {need} blocks, the pool has {c.num_usable_blocks}: raise num_blocks, "
+                "or lower beam_width or max_tokens"
+            )
+        stops = frozenset(spec.sampling.stop_token_ids) | (
+            frozenset() if spec.sampling.ignore_eos else self.scheduler.eos_token_ids
+        )
         if (most := beam.num_candidates(spec.sampling, stops)) > self.runner.spec.vocab_size:
-            return f"it looks at {most} candidates a beam, more than the {self.runner.spec.vocab_size} tokens of the vocabulary: lower beam_width"
+            return (
+                f"it looks at {most} candidates a beam, more than the {self.runner.spec.vocab_size} tokens "
+                "of the vocabulary: lower beam_width"
+            )
         return ""
 
     def enqueue(self, specs: Iterable[RequestSpec]) -> None:
-        """Requests of a workload, to be delivered at their arrival time or step. Ones that can't be served are refused on arrival.
+        """Requests of a workload, to be delivered at their arrival time or step.
+
+        Ones that can't be served are refused on arrival.
 
         Raises RequestError for an id that was used before.
         """
@@ -225,13 +291,19 @@ class Engine:
         self._known.update(sequence_ids(spec))
 
     def discard(self, request_id: str) -> None:
-        """A request that has not arrived never will; its ids may be used again. Raises KeyError if it is not among them."""
+        """A request that has not arrived never will; its ids may be used again.
+
+        Raises KeyError if it is not among them.
+        """
         self._known.difference_update(sequence_ids(self._pending_spec(request_id)))
         self._by_time = [x for x in self._by_time if x[2].request_id != request_id]
         self._by_step = [x for x in self._by_step if x[2].request_id != request_id]
 
     def revise(self, spec: RequestSpec) -> None:
-        """Another spec for a request that has not arrived; its place in the order of arrival stays. Raises KeyError if it is not among them."""
+        """Another spec for a request that has not arrived; its place in the order of arrival stays.
+
+        Raises KeyError if it is not among them.
+        """
         self._pending_spec(spec.request_id)
         self._by_time = [(t, n, spec if x.request_id == spec.request_id else x) for t, n, x in self._by_time]
         self._by_step = [(t, n, spec if x.request_id == spec.request_id else x) for t, n, x in self._by_step]
@@ -243,28 +315,46 @@ class Engine:
         raise KeyError(f"{request_id!r} is not among the requests still to arrive")
 
     def abort(self, request_id: str) -> None:
-        """Ends a request just before the next step, in whatever state it is; one that has not arrived yet never will."""
+        """Ends a request just before the next step, in whatever state it is; one that has not arrived yet
+        never will.
+        """
         self.inputs.append({"op": "abort", "request_id": request_id})
 
     def asked(self) -> list[dict[str, Any]]:
-        """What was asked for since the last step, as plain data: the inputs of the next step, an added request with its `spec`."""
-        return [_plain_input(i) | ({"spec": msgspec.to_builtins(i["spec"])} if i["op"] == "add" else {}) for i in (*self._done, *self.inputs)]
+        """What was asked for since the last step, as plain data: the inputs of the next step, an added
+        request with its `spec`.
+        """
+        return [
+            _plain_input(i) | ({"spec": msgspec.to_builtins(i["spec"])} if i["op"] == "add" else {})
+            for i in (*self._done, *self.inputs)
+        ]
 
     def resize(self, num_blocks: int) -> None:
-        """Another pool size from here on; it stands in the record of the next step. The runner must have that many blocks and be synced. Raises ConfigError."""
+        """Another pool size from here on; it stands in the record of the next step.
+
+        The runner must have that many blocks and be synced. Raises ConfigError.
+        """
         self.scheduler.resize(num_blocks)
         self._done.append({"op": "resize", "num_blocks": num_blocks})
 
     def reprice(self, config: EngineConfig) -> None:
-        """Another modelled device or cost model from here on; the caller sets `cost`. It stands in the record of the next step."""
+        """Another modelled device or cost model from here on; the caller sets `cost`.
+
+        It stands in the record of the next step.
+        """
         now = self.config
         changes = {f: getattr(config, f) for f in CONFIG_FIELDS if getattr(config, f) != getattr(now, f)}
-        self.scheduler.journal.extend(ev.Configured(f, str(getattr(now, f)), str(v)) for f, v in changes.items())
+        self.scheduler.journal.extend(
+            ev.Configured(f, str(getattr(now, f)), str(v)) for f, v in changes.items()
+        )
         self.scheduler.configure(config)
         self._done.append({"op": "configure", "changes": changes})
 
     def configure(self, **changes: Any) -> None:
-        """Changes live knobs from the next step on. Raises ConfigError for a field that can't change during a run."""
+        """Changes live knobs from the next step on.
+
+        Raises ConfigError for a field that can't change during a run.
+        """
         check_names(changes)
         for name in changes:
             if not CONFIG_FIELDS[name].metadata["live"]:
@@ -283,28 +373,39 @@ class Engine:
         self._check_drafts(new, [r.spec for r in here] + queued)
         for spec in [r.spec for r in here if r.num_forks] + queued:
             if spec.sampling.n > new.max_num_seqs:
-                raise ConfigError(f"max_num_seqs is {new.max_num_seqs}, but the {spec.sampling.n} sequences of {spec.request_id} need a seat each: the least is {spec.sampling.n}")
+                raise ConfigError(
+                    f"max_num_seqs is {new.max_num_seqs}, but the {spec.sampling.n} sequences of "
+                    f"{spec.request_id} need a seat each: the least is {spec.sampling.n}"
+                )
         for spec in [r.spec for r in here if not r.spec.parent] + queued:
             if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, new)):
                 raise ConfigError(f"{spec.request_id} runs beam search: {why}, or wait until it has ended")
         self.inputs.append({"op": "configure", "changes": changes})
 
     def _check_drafts(self, new: EngineConfig, specs: list[RequestSpec]) -> None:
-        """Raises ConfigError where a request would not fit the pool any more with the slots that drafts need: it would take its own blocks for ever."""
+        """Raises ConfigError where a request would not fit the pool any more with the slots that drafts need:
+        it would take its own blocks for ever.
+        """
         limit, pool = new.max_model_len or 0, new.pool_tokens
         if new.num_draft_slots > self._planned().num_draft_slots:
             for x in specs:
                 if (n := min(limit, len(x.prompt_token_ids) + x.max_tokens + new.num_draft_slots)) > pool:
-                    raise ConfigError(f"speculative {new.speculative!r} with {new.num_speculative_tokens} drafts may need {n} slots for {x.request_id}, the pool has {pool}: "
-                                      "lower num_speculative_tokens, or fork with more num_blocks")
+                    raise ConfigError(
+                        f"speculative {new.speculative!r} with {new.num_speculative_tokens} drafts may "
+                        f"need {n} slots for {x.request_id}, the pool has {pool}: "
+                        "lower num_speculative_tokens, or fork with more num_blocks"
+                    )
 
-    # stepping -----------------------------------------------------------------------------------------------------------
+    # stepping -----------------------------------------------------------------------------------------------
 
     def step(self, duration_s: float | None = None, *, idle: bool = False) -> StepRecord | None:
-        """One iteration. None if there is nothing to do. Raises what the policy or runner raised, with the state as before.
+        """One iteration. None if there is nothing to do.
 
-        `duration_s`: how long this step took in the run that is being repeated; under the measured clock it counts instead of this pass's own time.
-        `idle`: make the step even if there is nothing to do, as the run that is being repeated did.
+        Raises what the policy or runner raised, with the state as before.
+
+        `duration_s`: how long this step took in the run that is being repeated; under the measured clock it
+        counts instead of this pass's own time. `idle`: make the step even if there is nothing to do, as the
+        run that is being repeated did.
         """
         if not (self.has_work or idle):
             return None
@@ -362,27 +463,61 @@ class Engine:
         self.now_s = t1
         self._idle = not plan.chunks and not arrivals and not inputs
         record = StepRecord(
-            step=plan.step, t0_s=t0, t1_s=t1, clock="measured" if measured else "modelled", chunks=s.chunk_records, events=s.drain(), tokens=s.tokens, slots=s.slots,
-            gauges=Gauges(sum(1 for r in s.running if not r.seat_held), len(s.waiting), s.num_finished, s.pool.num_free, s.pool.num_cached_free,
-                          _saved_blocks(s) if s.has_groups or s.pool.enable_caching else 0, s.host.num_blocks - len(s.host.free)),
-            cost=cost, spans=out.spans if measured else _modelled_spans(plan, cost),
-            measured_s=out.measured_s, counted=out.counted, expert_load=out.expert_load, routed=out.routed, device=out.device, profile=out.profile, logprobs=out.logprobs,
-            gaps=out.gaps, arrivals=arrivals, inputs=inputs, num_padding_tokens=padding,
-            schedule_s=control if measured else None, carry=s.carry(),
+            step=plan.step,
+            t0_s=t0,
+            t1_s=t1,
+            clock="measured" if measured else "modelled",
+            chunks=s.chunk_records,
+            events=s.drain(),
+            tokens=s.tokens,
+            slots=s.slots,
+            gauges=Gauges(
+                sum(1 for r in s.running if not r.seat_held),
+                len(s.waiting),
+                s.num_finished,
+                s.pool.num_free,
+                s.pool.num_cached_free,
+                _saved_blocks(s) if s.has_groups or s.pool.enable_caching else 0,
+                s.host.num_blocks - len(s.host.free),
+            ),
+            cost=cost,
+            spans=out.spans if measured else _modelled_spans(plan, cost),
+            measured_s=out.measured_s,
+            counted=out.counted,
+            expert_load=out.expert_load,
+            routed=out.routed,
+            device=out.device,
+            profile=out.profile,
+            logprobs=out.logprobs,
+            gaps=out.gaps,
+            arrivals=arrivals,
+            inputs=inputs,
+            num_padding_tokens=padding,
+            schedule_s=control if measured else None,
+            carry=s.carry(),
         )
         self._note(record)
         return record
 
     def _note(self, record: StepRecord) -> None:
-        """Counts the steps that brought nobody further although somebody ran. Follows from the record alone, so a replay counts the same."""
+        """Counts the steps that brought nobody further although somebody ran.
+
+        Follows from the record alone, so a replay counts the same.
+        """
         if got_further(record):
             self._stalled = self._patience = 0
         elif record.chunks or record.gauges.num_running:
             self._stalled += 1
 
     def apply(self, record: StepRecord) -> None:
-        """Does a recorded step again from its record alone: asks no policy, runner or clock. Leaves the KV to `sync`. Raises ReplayError."""
-        self._forget_pending({x.request_id for x in record.arrivals} - {i["request_id"] for i in record.inputs if i["op"] == "add"})
+        """Does a recorded step again from its record alone: asks no policy, runner or clock.
+
+        Leaves the KV to `sync`. Raises ReplayError.
+        """
+        self._forget_pending(
+            {x.request_id for x in record.arrivals}
+            - {i["request_id"] for i in record.inputs if i["op"] == "add"}
+        )
         self._known.update(i for x in record.arrivals for i in sequence_ids(x))
         changes: dict[str, Any] = {}
         for i in record.inputs:
@@ -395,7 +530,10 @@ class Engine:
         self._note(record)
 
     def _forget_pending(self, arrived: set[str]) -> None:
-        """These are no longer to arrive. Nearly always they are the next ones; else all are looked through."""
+        """These are no longer to arrive.
+
+        Nearly always they are the next ones; else all are looked through.
+        """
         for pending in (self._by_time, self._by_step):
             while pending and pending[-1][2].request_id in arrived:
                 arrived.discard(pending.pop()[2].request_id)
@@ -413,7 +551,9 @@ class Engine:
             self._kv_stale = self._kv_stale or any(self.scheduler.pool.ref_count[b] for b in damaged)
 
     def _confirm_hits(self) -> None:
-        """Has the runner look at the blocks that this step's admissions hit, other than those that the step itself computes."""
+        """Has the runner look at the blocks that this step's admissions hit, other than those that the step
+        itself computes.
+        """
         s = self.scheduler
         planned = {e.block_id for e in s.journal if isinstance(e, ev.BlockCached)}
         tables, tokens = {}, {}
@@ -426,10 +566,13 @@ class Engine:
             self.runner.sync(tables, tokens)
 
     def _deliver(self) -> tuple[float, list[RequestSpec], list[dict[str, Any]]]:
-        """Takes the user's inputs and the arrivals that are due. An engine with nothing to do jumps to the next arrival. Returns (t0, arrivals, inputs).
+        """Takes the user's inputs and the arrivals that are due.
 
-        Configuration comes first, then aborts, then arrivals: those that the user added, then the workload's. So an arrival that cannot be ranked
-        never keeps another policy, or the end of the request that the policy fails on, from getting through.
+        An engine with nothing to do jumps to the next arrival. Returns (t0, arrivals, inputs).
+
+        Configuration comes first, then aborts, then arrivals: those that the user added, then the workload's.
+        So an arrival that cannot be ranked never keeps another policy, or the end of the request that the
+        policy fails on, from getting through.
         """
         s, step = self.scheduler, self.scheduler.step + 1
         t0 = self.now_s
@@ -461,7 +604,10 @@ class Engine:
         return t0, taken, [_plain_input(i) for i in inputs]
 
     def _drop(self, aborted: Iterable[str], due: list[RequestSpec]) -> dict[str, RequestSpec]:
-        """Ends the aborted requests. Returns those of the workload that have not arrived yet, in this step or a later one: they never will."""
+        """Ends the aborted requests.
+
+        Returns those of the workload that have not arrived yet, in this step or a later one: they never will.
+        """
         s = self.scheduler
         unknown = [rid for rid in aborted if not s.abort(rid)]
         if not unknown:
@@ -481,12 +627,14 @@ class Engine:
             for name, new in some.items():
                 old = getattr(config, name)
                 if old != new:
-                    s.journal.append(ev.Configured(name, "" if old is None else str(old), "" if new is None else str(new)))
+                    s.journal.append(
+                        ev.Configured(name, "" if old is None else str(old), "" if new is None else str(new))
+                    )
             config = config.replace(**some)
         if changes:
             s.configure(config)
 
-    # plain data ---------------------------------------------------------------------------------------------------------
+    # plain data ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that decides the engine's future, as primitives (specs by id)."""
@@ -499,7 +647,9 @@ class Engine:
         } | ({"stalled": self._stalled} if self._stalled else {})
 
     def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec], sync: bool = True) -> int:
-        """Makes the engine equal a snapshot; `specs` must hold every request it names. Returns how many KV blocks the runner had to compute again.
+        """Makes the engine equal a snapshot; `specs` must hold every request it names.
+
+        Returns how many KV blocks the runner had to compute again.
 
         `sync` False leaves the KV as it is: the caller replays further steps and calls `sync` itself.
         """
@@ -513,7 +663,10 @@ class Engine:
         return self.sync() if sync else 0
 
     def _runner_was_elsewhere(self) -> bool:
-        """Has another engine used this runner since (a branch that shares it)? Then its KV may hold that one's tokens."""
+        """Has another engine used this runner since (a branch that shares it)?
+
+        Then its KV may hold that one's tokens.
+        """
         if self.simulated:
             return False
         user = getattr(self.runner, "_used_by", None)
@@ -522,20 +675,31 @@ class Engine:
         return user is not None and user() is not self
 
     def claim_runner(self) -> None:
-        """From here on the runner's KV is this engine's; another that shares the runner computes its own again."""
+        """From here on the runner's KV is this engine's; another that shares the runner computes its own
+        again.
+        """
         with suppress(AttributeError):  # a runner with slots: `None` for ever, as if it were never shared
             self.runner._used_by = ref(self)  # type: ignore[attr-defined]
 
     def sync(self) -> int:
-        """Makes the runner's KV hold what the block tables say. Returns the number of blocks computed again."""
+        """Makes the runner's KV hold what the block tables say.
+
+        Returns the number of blocks computed again.
+        """
         self.claim_runner()
         holders = [r for r in self.scheduler.requests.values() if r.block_ids]
-        num = self.runner.sync({r.request_id: list(r.block_ids) for r in holders}, {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders})
+        num = self.runner.sync(
+            {r.request_id: list(r.block_ids) for r in holders},
+            {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders},
+        )
         self._kv_stale, self._kv_doubtful = False, True  # blocks that nobody holds were not looked at
         return num
 
     def digest(self, form: int = DIGEST_FORM) -> str:
-        """sha256 of the control plane and of what is still to come, times excluded. `form`: see DIGEST_FORM."""
+        """sha256 of the control plane and of what is still to come, times excluded.
+
+        `form`: see DIGEST_FORM.
+        """
         return plain_digest(self.snapshot(), form)
 
 
@@ -548,7 +712,11 @@ def plain_digest(snapshot: dict[str, Any], form: int = DIGEST_FORM) -> str:
 def without_pending(snapshot: dict[str, Any], spec: RequestSpec) -> dict[str, Any]:
     """The snapshot of an engine to which the request will never arrive: as after `Engine.discard`."""
     gone = set(sequence_ids(spec))
-    return {**snapshot, "pending": [i for i in snapshot["pending"] if i != spec.request_id], "known": [i for i in snapshot["known"] if i not in gone]}
+    return {
+        **snapshot,
+        "pending": [i for i in snapshot["pending"] if i != spec.request_id],
+        "known": [i for i in snapshot["known"] if i not in gone],
+    }
 
 
 _Pending = tuple[float, int, RequestSpec]
@@ -572,7 +740,9 @@ def _ids(*pending: list[_Pending]) -> list[str]:
 def _written_blocks(plan: SchedulerOutput) -> set[int]:
     """The blocks into which the pass of this plan wrote."""
     size = plan.block_size
-    blocks = {b for c in plan.chunks for b in c.block_table[c.start // size : -(-(c.start + c.num_tokens) // size)]}
+    blocks = {
+        b for c in plan.chunks for b in c.block_table[c.start // size : -(-(c.start + c.num_tokens) // size)]
+    }
     return blocks.union((dst for _, dst in plan.copies), (device for device, _ in plan.swaps_in))
 
 
@@ -582,7 +752,9 @@ def _saved_blocks(s: Scheduler) -> int:
 
 
 def _modelled_spans(plan: SchedulerOutput, cost: StepCost) -> list[Span]:
-    """The copies of a step under the modelled clock: first those from the host, then the pass with those to the host beside it."""
+    """The copies of a step under the modelled clock: first those from the host, then the pass with those to
+    the host beside it.
+    """
     if not (plan.swaps_in or plan.swaps_out):
         return []
     start = cost.swap_in_s
@@ -592,7 +764,9 @@ def _modelled_spans(plan: SchedulerOutput, cost: StepCost) -> list[Span]:
 
 
 def _plain_input(i: dict[str, Any]) -> dict[str, Any]:
-    """A user's input as it stands in a record: an added request is named there, its spec stands under `arrivals`."""
+    """A user's input as it stands in a record: an added request is named there, its spec stands under
+    `arrivals`.
+    """
     if i["op"] == "add":
         return {"op": "add", "request_id": i["spec"].request_id}
     return i

@@ -1,10 +1,13 @@
-"""Ctrl-C between two changes, never inside one. Owns the process's interrupt handler while a step is being made; knows nothing of steps.
+"""Ctrl-C between two changes, never inside one.
 
-Python raises KeyboardInterrupt between any two bytecodes, so code that changes two things which belong together can be cut in half. Inside
-`held()` an interrupt waits until the outermost block ends, or until `let_in()` opens a place where it does no harm (the forward pass).
-Code of the user that is called there (a policy, a runner) may never come back. So a second interrupt while one waits is raised at once in
-such code, whose errors undo the step. Our own code always comes back: there the second one waits too, and no change is cut in half.
-Elsewhere than in the main thread Python delivers none.
+Owns the process's interrupt handler while a step is being made; knows nothing of steps.
+
+Python raises KeyboardInterrupt between any two bytecodes, so code that changes two things which belong
+together can be cut in half. Inside `held()` an interrupt waits until the outermost block ends, or until
+`let_in()` opens a place where it does no harm (the forward pass). Code of the user that is called there (a
+policy, a runner) may never come back. So a second interrupt while one waits is raised at once in such code,
+whose errors undo the step. Our own code always comes back: there the second one waits too, and no change is
+cut in half. Elsewhere than in the main thread Python delivers none.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ SIGINT = int(signal.SIGINT)
 Handler = Callable[[int, FrameType | None], Any]
 
 _OURS = __name__.partition(".")[0]
-_LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = (
+    "<frozen",
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
 
 
 def users_code_runs(frame: FrameType | None) -> bool:
@@ -58,7 +64,8 @@ class _Waiting:
 _waiting = _Waiting()
 
 
-# Classes and not generators: an interrupt inside contextlib would leave a generator half run, to be finished whenever it is collected.
+# Classes and not generators: an interrupt inside contextlib would leave a generator half run, to be finished
+# whenever it is collected.
 
 
 class held:

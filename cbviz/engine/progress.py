@@ -1,7 +1,9 @@
-"""Whether a run still gets anywhere: the count of steps in which no request got further than ever before, and why a run is stuck.
+"""Whether a run still gets anywhere: the count of steps in which no request got further than ever before, and
+why a run is stuck.
 
-A request gets further when a position of its tokens is computed for the first time. Computing positions again after a preemption is no progress,
-nor is padding, nor drafts alone. Everything follows from the records, so a rewound, replayed or forked run counts as the first one did.
+A request gets further when a position of its tokens is computed for the first time. Computing positions again
+after a preemption is no progress, nor is padding, nor drafts alone. Everything follows from the records, so a
+rewound, replayed or forked run counts as the first one did.
 """
 
 from __future__ import annotations
@@ -14,11 +16,16 @@ from cbviz.messages import StepRecord
 PATIENCE_STEPS = 64
 """Number of steps that any wait may take: a policy may count steps before it admits, as ageing does."""
 ROUNDS = 4
-"""Rounds of computing everything again before a run counts as stuck. Of 20,000 random runs over tight pools, none that ended went beyond the second."""
+"""Rounds of computing everything again before a run counts as stuck.
+
+Of 20,000 random runs over tight pools, none that ended went beyond the second.
+"""
 
 
 def got_further(record: StepRecord) -> bool:
-    """Return whether a request got further than ever before in this step, or something changed from outside, or a request ended."""
+    """Return whether a request got further than ever before in this step, or something changed from outside,
+    or a request ended.
+    """
     if record.arrivals or record.inputs:
         return True
     if any(not c.padding and c.num_recomputed + c.num_draft < c.num_tokens for c in record.chunks):
@@ -29,13 +36,16 @@ def got_further(record: StepRecord) -> bool:
 def patience(s: Scheduler) -> int:
     """Number of steps without progress after which the run counts as stuck.
 
-    PATIENCE_STEPS, and ROUNDS times the steps in which all requests that have ever run could be computed again, one after the other.
+    PATIENCE_STEPS, and ROUNDS times the steps in which all requests that have ever run could be computed
+    again, one after the other.
 
-    Why no honest run needs more. In a step without progress only lost tokens are computed again. Every victim rule is a total order, so one running request
-    loses its blocks to nobody. It gets a chunk (the budget, or `long_prefill_token_threshold` where that is less) in each step, or requests before it
-    get theirs. It is back where it was after its tokens / chunk steps. If another request takes its place on the way, that one does so
-    once before somebody gets further. So one round over all of them is enough; steps that a preemption ends early come on top.
-    The number stays the same for as long as nobody gets further, because no request grows, arrives or ends.
+    Why no honest run needs more. In a step without progress only lost tokens are computed again. Every victim
+    rule is a total order, so one running request loses its blocks to nobody. It gets a chunk (the budget, or
+    `long_prefill_token_threshold` where that is less) in each step, or requests before it get theirs. It is
+    back where it was after its tokens / chunk steps. If another request takes its place on the way, that one
+    does so once before somebody gets further. So one round over all of them is enough; steps that a
+    preemption ends early come on top. The number stays the same for as long as nobody gets further, because
+    no request grows, arrives or ends.
     """
     budget = max(1, s.config.max_num_batched_tokens or 1)
     chunk = min(budget, s.config.long_prefill_token_threshold or budget)
@@ -47,21 +57,44 @@ def why_stuck(s: Scheduler, num_steps: int) -> str:
     """Say who got nowhere in the last `num_steps` steps, why, and what to do."""
     who = sorted(_who(s), key=lambda r: -r.num_preemptions)
     names = _listed([r.request_id for r in who])
-    said = f"No request got further than before in the last {num_steps} steps, since step {s.step - num_steps}: "
+    said = (
+        f"No request got further than before in the last {num_steps} steps, since step {s.step - num_steps}: "
+    )
     lost = [r for r in who if r.num_preemptions]
     if lost:
         times = _listed([str(r.num_preemptions) for r in lost])
-        most = f" {_listed([r.request_id for r in lost])} lost their blocks {times} times." if len(lost) > 1 else f" {lost[0].request_id} lost its blocks {times} times."
-        why = f"{names} compute the same tokens again and again.{most}" if len(who) > 1 else f"{names} computes the same tokens again and again.{most}"
-        return f"{said}{why} Choose another victim rule or policy, lower max_num_seqs, fork with more num_blocks, or abort {lost[0].request_id}"
+        most = (
+            f" {_listed([r.request_id for r in lost])} lost their blocks {times} times."
+            if len(lost) > 1
+            else f" {lost[0].request_id} lost its blocks {times} times."
+        )
+        why = (
+            f"{names} compute the same tokens again and again.{most}"
+            if len(who) > 1
+            else f"{names} computes the same tokens again and again.{most}"
+        )
+        return (
+            f"{said}{why} Choose another victim rule or policy, lower max_num_seqs, fork with more "
+            f"num_blocks, or abort {lost[0].request_id}"
+        )
     budget = s.config.max_num_batched_tokens
-    why = f"{names or 'nobody'} runs and gets no tokens; the budget is {budget} tokens a step (max_num_batched_tokens)"
-    return f"{said}{why}. Raise it, choose another discipline, or abort {who[0].request_id if who else 'what waits'}"
+    why = (
+        f"{names or 'nobody'} runs and gets no tokens; the budget is {budget} tokens a step "
+        "(max_num_batched_tokens)"
+    )
+    return (
+        f"{said}{why}. Raise it, choose another discipline, or abort "
+        f"{who[0].request_id if who else 'what waits'}"
+    )
 
 
 def _who(s: Scheduler) -> list[Request]:
     """The unfinished requests that have run."""
-    return [r for r in s.requests.values() if not r.seat_held and (r.status is Status.RUNNING or r.num_preemptions)]
+    return [
+        r
+        for r in s.requests.values()
+        if not r.seat_held and (r.status is Status.RUNNING or r.num_preemptions)
+    ]
 
 
 def _listed(items: list[str]) -> str:

@@ -1,7 +1,10 @@
-"""Whose turn it is to change a run: one thread at a time, in the order in which they came. Knows nothing of runs.
+"""Whose turn it is to change a run: one thread at a time, in the order in which they came.
 
-A lock of the standard library lets the thread that gave it back take it again at once, so a cell would starve beside a page that plays.
-Here a waiting thread is handed the turn. Ctrl-C does not cut a turn in half (`interrupts.held`), and it still ends the waiting for one.
+Knows nothing of runs.
+
+A lock of the standard library lets the thread that gave it back take it again at once, so a cell would starve
+beside a page that plays. Here a waiting thread is handed the turn. Ctrl-C does not cut a turn in half
+(`interrupts.held`), and it still ends the waiting for one.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ _POLL_S = 0.05
 
 
 def _call_each(calls: list[Callable[[], None]]) -> None:
-    """Calls one after the other, also if one of them raises or is interrupted; its error is raised at the end."""
+    """Calls one after the other, also if one of them raises or is interrupted; its error is raised at the
+    end.
+    """
     for n, f in enumerate(calls, 1):
         try:
             f()
@@ -37,7 +42,8 @@ class _Waiter:
 class Turn:
     """`with turn:` nobody else has a turn, and interrupts wait. May be nested.
 
-    What `after` is given is called when the outermost block of this thread has ended, when others may have their turn again.
+    What `after` is given is called when the outermost block of this thread has ended, when others may have
+    their turn again.
     """
 
     def __init__(self) -> None:
@@ -73,7 +79,9 @@ class Turn:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         block = self._blocks.pop()
         calls: list[Callable[[], None]] = []
         if not self._blocks:

@@ -1,8 +1,11 @@
-"""A trace as Chrome's trace-event JSON, which Perfetto opens (ui.perfetto.dev). Knows the trace and that format alone.
+"""A trace as Chrome's trace-event JSON, which Perfetto opens (ui.perfetto.dev).
 
-Process "engine": one track of steps, counters of queues, blocks and tokens. Process "requests": one track a request, whose slices
-(waiting, prefill, decode, ...) never overlap; a preemption is an instant, and an arrow leads from the one who lost its blocks to the one who
-needed them. Times are those of the trace, in microseconds with three decimals; whether they are measured or modelled stands in `otherData`.
+Knows the trace and that format alone.
+
+Process "engine": one track of steps, counters of queues, blocks and tokens. Process "requests": one track a
+request, whose slices (waiting, prefill, decode, ...) never overlap; a preemption is an instant, and an arrow
+leads from the one who lost its blocks to the one who needed them. Times are those of the trace, in
+microseconds with three decimals; whether they are measured or modelled stands in `otherData`.
 """
 
 from __future__ import annotations
@@ -18,18 +21,28 @@ from cbviz.trace.trace import Trace
 ENGINE, REQUESTS = 1, 2
 """Process ids."""
 SPANS = ("pass", "copy", "swap-in", "swap-out")
-SPAN_TITLES = {"pass": "pass, in steps that copy", "copy": "copies on the device", "swap-in": "copies from the host", "swap-out": "copies to the host"}
+SPAN_TITLES = {
+    "pass": "pass, in steps that copy",
+    "copy": "copies on the device",
+    "swap-in": "copies from the host",
+    "swap-out": "copies to the host",
+}
 """Lanes of what a step's time is made of, where blocks are copied: what lies beside what can be seen."""
 _EMPTY = ("none", "finished", "aborted")
 
 
 def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
-    """The whole trace as `{"traceEvents": [...]}`, plain JSON. `sentences`: each step carries its explanation as arguments.
+    """The whole trace as `{"traceEvents": [...]}`, plain JSON.
+
+    `sentences`: each step carries its explanation as arguments.
 
     Raises ValueError for a trace without times.
     """
     if not trace.has("time"):
-        raise ValueError("this trace has no times, and Perfetto's axis is time" + (f": {trace.header.missing['time']}" if "time" in trace.header.missing else ""))
+        raise ValueError(
+            "this trace has no times, and Perfetto's axis is time"
+            + (f": {trace.header.missing['time']}" if "time" in trace.header.missing else "")
+        )
     out: list[dict[str, Any]] = []
     _name(out, ENGINE, None, f"engine ({trace.header.model} on {trace.header.device}, {trace.header.clock})")
     _name(out, REQUESTS, None, "requests")
@@ -41,17 +54,59 @@ def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
     for r in state.by_index:
         _name(out, REQUESTS, r.index + 1, r.request_id)
     for record in trace:
-        args: dict[str, Any] = {"tokens": record.tokens.total, "requests": len(record.chunks), "clock": record.clock}
+        args: dict[str, Any] = {
+            "tokens": record.tokens.total,
+            "requests": len(record.chunks),
+            "clock": record.clock,
+        }
         if sentences:
             args["why"] = list(map(str, explain(trace, record.step)))
-        out.append({"ph": "X", "pid": ENGINE, "tid": 1, "name": f"step {record.step}", "cat": "step", **_span(record.t0_s, record.t1_s), "args": args})
+        out.append(
+            {
+                "ph": "X",
+                "pid": ENGINE,
+                "tid": 1,
+                "name": f"step {record.step}",
+                "cat": "step",
+                **_span(record.t0_s, record.t1_s),
+                "args": args,
+            }
+        )
         for s in record.spans:
-            span = {"ph": "X", "pid": ENGINE, "tid": 2 + SPANS.index(s.what), "name": f"{s.what} {s.num_blocks} blocks" if s.num_blocks else s.what, "cat": "copies"}
-            out.append({**span, **_span(record.t0_s + s.start_s, record.t0_s + s.end_s), "args": {"bytes": s.bytes, "clock": record.clock}})
+            span = {
+                "ph": "X",
+                "pid": ENGINE,
+                "tid": 2 + SPANS.index(s.what),
+                "name": f"{s.what} {s.num_blocks} blocks" if s.num_blocks else s.what,
+                "cat": "copies",
+            }
+            out.append(
+                {
+                    **span,
+                    **_span(record.t0_s + s.start_s, record.t0_s + s.end_s),
+                    "args": {"bytes": s.bytes, "clock": record.clock},
+                }
+            )
         g, at = record.gauges, _us(record.t1_s)
-        out.append({"ph": "C", "pid": ENGINE, "name": "requests", "ts": at, "args": {"running": g.num_running, "waiting": g.num_waiting}})
+        out.append(
+            {
+                "ph": "C",
+                "pid": ENGINE,
+                "name": "requests",
+                "ts": at,
+                "args": {"running": g.num_running, "waiting": g.num_waiting},
+            }
+        )
         if trace.has("blocks"):
-            out.append({"ph": "C", "pid": ENGINE, "name": "free blocks", "ts": at, "args": {"cached": g.num_cached_blocks, "free": g.num_free_blocks - g.num_cached_blocks}})
+            out.append(
+                {
+                    "ph": "C",
+                    "pid": ENGINE,
+                    "name": "free blocks",
+                    "ts": at,
+                    "args": {"cached": g.num_cached_blocks, "free": g.num_free_blocks - g.num_cached_blocks},
+                }
+            )
         if trace.has("accounting"):
             t = record.tokens
             out.append(
@@ -60,7 +115,12 @@ def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
                     "pid": ENGINE,
                     "name": "tokens a step",
                     "ts": _us(record.t0_s),
-                    "args": {"useful": t.useful, "recomputed": t.recomputed, "padded": t.padded, "rejected": t.rejected},
+                    "args": {
+                        "useful": t.useful,
+                        "recomputed": t.recomputed,
+                        "padded": t.padded,
+                        "rejected": t.rejected,
+                    },
                 }
             )
         for i, e in enumerate(record.events):
@@ -76,11 +136,20 @@ def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
                         "name": f"preempted for {e.for_id}",
                         "cat": "preemption",
                         "ts": at,
-                        "args": {"tokens lost": e.num_tokens_lost, "rule": e.rule, "blocks": list(e.block_ids)},
+                        "args": {
+                            "tokens lost": e.num_tokens_lost,
+                            "rule": e.rule,
+                            "blocks": list(e.block_ids),
+                        },
                     }
                 )
                 if loser != winner:
-                    flow = {"cat": "preemption", "name": "gives its blocks to", "id": f"{record.step}.{i}", "pid": REQUESTS}
+                    flow = {
+                        "cat": "preemption",
+                        "name": "gives its blocks to",
+                        "id": f"{record.step}.{i}",
+                        "pid": REQUESTS,
+                    }
                     out.append({"ph": "s", "tid": loser, "ts": at, **flow})
                     out.append({"ph": "f", "bp": "e", "tid": winner, "ts": at, **flow})
             elif isinstance(e, (ev.Refused, ev.Finished)):
@@ -99,7 +168,9 @@ def to_perfetto(trace: Trace, *, sentences: bool = True) -> dict[str, Any]:
                     }
                 )
     for r in state.by_index:
-        begin = trace.record(r.fork_step).t0_s if r.parent else arrival_s(trace, r)  # a forked sequence did not wait by itself
+        begin = (
+            trace.record(r.fork_step).t0_s if r.parent else arrival_s(trace, r)
+        )  # a forked sequence did not wait by itself
         out += _slices(trace, r.index, begin)
     return {
         "traceEvents": out,
@@ -127,7 +198,17 @@ def _slices(trace: Trace, index: int, arrived_s: float) -> list[dict[str, Any]]:
             if STATES[s.code] == "waiting":
                 begin = arrived_s  # it came while the step before was running
             else:
-                out.append({"ph": "X", "pid": REQUESTS, "tid": index + 1, "name": "waiting", "cat": "state", **_span(arrived_s, begin), "args": {}})
+                out.append(
+                    {
+                        "ph": "X",
+                        "pid": REQUESTS,
+                        "tid": index + 1,
+                        "name": "waiting",
+                        "cat": "state",
+                        **_span(arrived_s, begin),
+                        "args": {},
+                    }
+                )
         out.append(
             {
                 "ph": "X",
@@ -147,7 +228,14 @@ def _name(out: list[dict[str, Any]], pid: int, tid: int | None, name: str) -> No
     kind = "process" if tid is None else "thread"
     where = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
     out.append({"ph": "M", **where, "name": f"{kind}_name", "args": {"name": name}})
-    out.append({"ph": "M", **where, "name": f"{kind}_sort_index", "args": {"sort_index": pid if tid is None else tid}})
+    out.append(
+        {
+            "ph": "M",
+            **where,
+            "name": f"{kind}_sort_index",
+            "args": {"sort_index": pid if tid is None else tid},
+        }
+    )
 
 
 def _us(t: float) -> float:

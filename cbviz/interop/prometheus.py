@@ -1,7 +1,7 @@
 """A trace's figures as Prometheus text (exposition format 0.0.4) under vLLM's metric names.
 
-A dashboard made for vLLM can read it. `vllm_metrics` and docs/metrics.md say what each name counts. Times are the
-trace's own; a label says whether they are measured or modelled.
+A dashboard made for vLLM can read it. `vllm_metrics` and docs/metrics.md say what each name counts. Times are
+the trace's own; a label says whether they are measured or modelled.
 """
 
 from __future__ import annotations

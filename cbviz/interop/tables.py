@@ -1,4 +1,7 @@
-"""A trace as CSV: a table of requests, and one of steps. Times in seconds, a header line with units in the names."""
+"""A trace as CSV: a table of requests, and one of steps.
+
+Times in seconds, a header line with units in the names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from cbviz.trace.trace import Trace
 
 
 def requests_csv(trace: Trace) -> str:
-    """One line a sequence, in order of arrival: what was asked, how it ended, its latencies. `mean_itl_s` stands for the single gaps, `parent` names its request."""
+    """One line a sequence, in order of arrival: what was asked, how it ended, its latencies.
+
+    `mean_itl_s` stands for the single gaps, `parent` names its request.
+    """
     rows = []
     for r in request_metrics(trace):
         gaps = r.pop("itl_s")
@@ -23,8 +29,9 @@ def requests_csv(trace: Trace) -> str:
 
 
 def steps_csv(trace: Trace) -> str:
-    """One line a step: times, batch, tokens, slots, gauges, and its work with the source (`counted` or `modelled`); of a mixture also the experts touched in all
-    layers, and the busiest over the mean."""
+    """One line a step: times, batch, tokens, slots, gauges, and its work with the source (`counted` or
+    `modelled`); of a mixture also the experts touched in all layers, and the busiest over the mean.
+    """
     rows = []
     mixture = any(r.expert_load for r in trace)
     for r in trace:
@@ -48,7 +55,14 @@ def steps_csv(trace: Trace) -> str:
                 "moved_bytes": done[1] if done else None,
                 "work": done[2] if done else None,
             }
-            | ({"experts_touched": load.touched if load else 0, "expert_imbalance": load.uneven if load else None} if mixture else {})
+            | (
+                {
+                    "experts_touched": load.touched if load else 0,
+                    "expert_imbalance": load.uneven if load else None,
+                }
+                if mixture
+                else {}
+            )
         )
     return _csv(rows)
 

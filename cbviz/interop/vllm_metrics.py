@@ -5,8 +5,9 @@ Owns vLLM's names, what each means, and the rules by which each counts. The rule
 
 * The unit is the sequence: n = 3 counts as three requests, except in `request_params_n` and
   `request_max_num_generation_tokens`.
-* Values are observed when a sequence gives output or finishes by itself. A sequence that is aborted never counts as
-  finished. A preemption counts with the next output, so it never counts if the sequence is aborted before.
+* Values are observed when a sequence gives output or finishes by itself. A sequence that is aborted never
+  counts as finished. A preemption counts with the next output, so it never counts if the sequence is aborted
+  before.
 * Nothing is taken back: counters and histograms only grow.
 
 `NAMES` is the table in docs/metrics.md; tests compare every count with a real vLLM's.
@@ -36,7 +37,10 @@ class Definition(NamedTuple):
     """A histogram: the family of its bucket bounds (`BUCKETS`)."""
 
 
-_FORKED = "n > 1: vLLM looks up and computes each sequence; cbviz computes the prompt once and forks, so the other sequences count as found in the cache"
+_FORKED = (
+    "n > 1: vLLM looks up and computes each sequence; cbviz computes the prompt once and forks, so the "
+    "other sequences count as found in the cache"
+)
 _NO_LOOKUP = "n > 1: vLLM looks up each sequence; in cbviz the forked ones look up nothing"
 _CLOCK = "the clock is the trace's, measured or modelled (label `clock`)"
 _BEAMS = "beams: a beam counts as a sequence with one token a step; vLLM's engine knows no beams"
@@ -53,11 +57,19 @@ NAMES: dict[str, Definition] = {
     ),
     "vllm:kv_cache_usage_perc": Definition(
         "gauge",
-        "Share (0..1) of the pool's blocks that somebody holds at the end of the last step. Cached blocks that nobody holds count as free.",
+        (
+            "Share (0..1) of the pool's blocks that somebody holds at the end of the last step. Cached "
+            "blocks "
+            "that nobody holds count as free."
+        ),
     ),
     "vllm:prefix_cache_queries_total": Definition(
         "counter",
-        "Tokens looked up in the cache by first admissions. Look-ups of preempted requests that come back are counted apart and not exported.",
+        (
+            "Tokens looked up in the cache by first admissions. Look-ups of preempted requests that come "
+            "back "
+            "are counted apart and not exported."
+        ),
         _NO_LOOKUP,
     ),
     "vllm:prefix_cache_hits_total": Definition("counter", "Of these tokens, the ones found.", _NO_LOOKUP),
@@ -67,7 +79,10 @@ NAMES: dict[str, Definition] = {
     "vllm:prompt_tokens_total": Definition("counter", "Prompt tokens of sequences with a first token."),
     "vllm:prompt_tokens_by_source_total": Definition(
         "counter",
-        "The same by `source`: `local_compute`, `local_cache_hit` (found at the first admission), `external_kv_transfer`.",
+        (
+            "The same by `source`: `local_compute`, `local_cache_hit` (found at the first admission), "
+            "`external_kv_transfer`."
+        ),
         _FORKED,
     ),
     "vllm:prompt_tokens_cached_total": Definition(
@@ -81,8 +96,16 @@ NAMES: dict[str, Definition] = {
     "vllm:generation_tokens_total": Definition("counter", "Output tokens.", _BEAMS),
     "vllm:request_success_total": Definition(
         "counter",
-        "Finished sequences by `finished_reason`. `length` is max_tokens or max_model_len. Requests that a client aborts are not counted, also not as `abort`.",
-        "`error` and `repetition` are 0; timeouts, deadlines and shed requests are ends that vLLM does not know, and are not counted",
+        (
+            "Finished sequences by `finished_reason`. `length` is max_tokens or max_model_len. Requests "
+            "that a "
+            "client aborts are not counted, also not as `abort`."
+        ),
+        (
+            "`error` and `repetition` are 0; timeouts, deadlines and shed requests are ends that vLLM does "
+            "not "
+            "know, and are not counted"
+        ),
     ),
     "vllm:spec_decode_num_drafts_total": Definition(
         "counter",
@@ -104,7 +127,10 @@ NAMES: dict[str, Definition] = {
     ),
     "vllm:iteration_tokens_total": Definition(
         "histogram",
-        "For each step with output: prompt tokens computed by the sequences that got their first token, and output tokens. Not the size of the batch.",
+        (
+            "For each step with output: prompt tokens computed by the sequences that got their first token, "
+            "and output tokens. Not the size of the batch."
+        ),
         _FORKED,
         "iteration_tokens",
     ),
@@ -137,7 +163,10 @@ NAMES: dict[str, Definition] = {
     ),
     "vllm:request_time_per_output_token_seconds": Definition(
         "histogram",
-        "For each finished sequence: time from the first to the last output, divided by its tokens less one; 0 for a single token.",
+        (
+            "For each finished sequence: time from the first to the last output, divided by its tokens less "
+            "one; 0 for a single token."
+        ),
         _CLOCK,
         "inter_token_latency",
     ),
@@ -181,7 +210,10 @@ NAMES: dict[str, Definition] = {
 """vLLM's metric families that cbviz exports, in vLLM's order of kinds."""
 
 NOT_EXPORTED: dict[str, str] = {
-    "vllm:admission_rejections_total": "vLLM's limits count everybody in the queue or in prefill; cbviz's `max_waiting_requests` and `max_waiting_tokens` count the queue",
+    "vllm:admission_rejections_total": (
+        "vLLM's limits count everybody in the queue or in prefill; cbviz's `max_waiting_requests` and "
+        "`max_waiting_tokens` count the queue"
+    ),
     "vllm:cache_config_info": "a trace's configuration is in its header",
     "vllm:engine_sleep_state": "cbviz's engine does not sleep",
     "vllm:estimated_flops_per_gpu_total": "vLLM's own estimate, off by default; cbviz counts or models work in `flops`",
@@ -195,7 +227,10 @@ NOT_EXPORTED: dict[str, str] = {
     "vllm:mm_cache_hits_total": "no images or audio",
     "vllm:mm_cache_queries_total": "no images or audio",
 }
-"""vLLM's other families, and why cbviz has none of that name. `_created` samples (times of creation) are left out everywhere."""
+"""vLLM's other families, and why cbviz has none of that name.
+
+`_created` samples (times of creation) are left out everywhere.
+"""
 
 _LATENCY = (
     0.3,
@@ -271,7 +306,10 @@ BUCKETS: dict[str, tuple[float, ...]] = {
     "request_params_n": (1, 2, 5, 10, 20),
     "request_num_preemptions": (1, 2, 3, 4, 5, 10, 20),
 }
-"""Upper bounds by family (vllm/v1/metrics/buckets.py). `request_tokens` is 1, 2, 5, 10, ... up to max_model_len."""
+"""Upper bounds by family (vllm/v1/metrics/buckets.py).
+
+`request_tokens` is 1, 2, 5, 10, ... up to max_model_len.
+"""
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 _ENDS = {"stop": "stop", "length": "length", "max_model_len": "length"}
 

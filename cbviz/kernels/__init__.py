@@ -1,8 +1,9 @@
 """Home of the fast operators, imported as `cbviz.kernels.NAME`.
 
-Owns the path by which they are found: the sources stand in the checkout's top folder `kernels/`, where people look for them,
-and inside this package in an installed wheel. That folder has no `__init__.py`: a top-level package called `kernels` would shadow the one
-on the package index that transformers probes for by import name. Knows nothing of what the operators compute.
+Owns the path by which they are found: the sources stand in the checkout's top folder `kernels/`, where people
+look for them, and inside this package in an installed wheel. That folder has no `__init__.py`: a top-level
+package called `kernels` would shadow the one on the package index that transformers probes for by import
+name. Knows nothing of what the operators compute.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from pathlib import Path
 
 
 def _checkout_folder(package_file: Path) -> Path | None:
-    """The folder `kernels/` of the checkout that `package_file` (this module's path) lies in; None in an installed copy."""
+    """The folder `kernels/` of the checkout that `package_file` (this module's path) lies in; None in an
+    installed copy.
+    """
     root = package_file.resolve().parents[2]
     project, folder = root / "pyproject.toml", root / "kernels"
     if project.is_file() and folder.is_dir() and 'name = "cbviz"' in project.read_text(encoding="utf-8"):

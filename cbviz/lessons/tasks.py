@@ -1,6 +1,9 @@
-"""The exercises: question, hints, hidden cases and their marking. The engine computes what is right; no answer is written down here.
+"""The exercises: question, hints, hidden cases and their marking.
 
-Owns the table `TASKS`. Every case is a simulated run (`SimRunner`), so a check takes a second or two and is the same on every machine.
+The engine computes what is right; no answer is written down here.
+
+Owns the table `TASKS`. Every case is a simulated run (`SimRunner`), so a check takes a second or two and is
+the same on every machine.
 """
 
 from __future__ import annotations
@@ -25,7 +28,14 @@ _TO_THE_END = Sampling(ignore_eos=True)
 
 
 def _spec(rid: str, rng: random.Random, prompt: int, output: int, **more: Any) -> RequestSpec:
-    return RequestSpec(rid, tuple(rng.randrange(1000, 40_000) for _ in range(prompt)), more.pop("max_tokens", output), sampling=_TO_THE_END, output_len=output, **more)
+    return RequestSpec(
+        rid,
+        tuple(rng.randrange(1000, 40_000) for _ in range(prompt)),
+        more.pop("max_tokens", output),
+        sampling=_TO_THE_END,
+        output_len=output,
+        **more,
+    )
 
 
 def _run(specs: list[RequestSpec], model: str = "smollm2", **config: Any) -> Trace:
@@ -55,10 +65,16 @@ class _Tally:
     def part(self) -> Part:
         # A part without a case would be free points: the draws see to it that there is none.
         share = self.right / self.asked if self.asked else 0.0
-        return Part(self.name, self.points, share, f"{self.right} of {self.asked} right" + (f"; {self.fault}" if self.fault else ""), self.wrong)
+        return Part(
+            self.name,
+            self.points,
+            share,
+            f"{self.right} of {self.asked} right" + (f"; {self.fault}" if self.fault else ""),
+            self.wrong,
+        )
 
 
-# count the blocks -------------------------------------------------------------------------------------------------------
+# count the blocks -------------------------------------------------------------------------------------------
 
 
 class CountTheBlocks:
@@ -72,9 +88,19 @@ Write a function of one case (a dict with prompt, output, max_tokens, block_size
   empty     slots in these blocks in which no token's KV stands after the step
   reserved  blocks that it took at admission when all of prompt + max_tokens is reserved (orca)"""
     hints = (
-        "A block holds block_size tokens, and the last one may be partly empty: divide and round up, -(-tokens // block_size).",
-        "The step that samples output token number n computes the KV of the prompt and of the n - 1 tokens before it.",
-        "The new token itself gets its KV in the next step, if there is one: tokens with KV = prompt + output - 1.",
+        (
+            "A block holds block_size tokens, and the last one may be partly empty: divide and round up, "
+            "-(-tokens // block_size)."
+        ),
+        (
+            "The step that samples output token number n computes the KV of the prompt and of the n - 1 "
+            "tokens "
+            "before it."
+        ),
+        (
+            "The new token itself gets its KV in the next step, if there is one: tokens with KV = prompt + "
+            "output - 1."
+        ),
     )
 
     def _cases(self, seed: int) -> list[dict[str, int]]:
@@ -85,17 +111,32 @@ Write a function of one case (a dict with prompt, output, max_tokens, block_size
             prompt, output = rng.randint(1, 90), rng.randint(1, 40)
             if i % 2:  # half of them at the edge, where rounding and the token without KV show
                 prompt += (rng.choice((0, 1)) - prompt - output) % size
-            cases.append({"prompt": prompt, "output": output, "max_tokens": output + rng.randint(0, 60), "block_size": size})
+            cases.append(
+                {
+                    "prompt": prompt,
+                    "output": output,
+                    "max_tokens": output + rng.randint(0, 60),
+                    "block_size": size,
+                }
+            )
         return cases
 
     def _truth(self, case: dict[str, int]) -> dict[str, int]:
         rng = random.Random(0)
         one = _spec("r1", rng, case["prompt"], case["output"], max_tokens=case["max_tokens"])
-        pool: dict[str, Any] = {"num_blocks": 400, "block_size": case["block_size"], "enable_prefix_caching": False}
+        pool: dict[str, Any] = {
+            "num_blocks": 400,
+            "block_size": case["block_size"],
+            "enable_prefix_caching": False,
+        }
         paged = _run([one], discipline="vllm", **pool)
         reserved = _run([one], discipline="orca", **pool).record(1)
         taken = sum(len(e.block_ids) for e in _events(paged, ev.Allocated))
-        return {"paged": taken, "empty": paged.records[-1].slots.partly_empty, "reserved": sum(len(e.block_ids) for e in reserved.events if isinstance(e, ev.Allocated))}
+        return {
+            "paged": taken,
+            "empty": paged.records[-1].slots.partly_empty,
+            "reserved": sum(len(e.block_ids) for e in reserved.events if isinstance(e, ev.Allocated)),
+        }
 
     def sample(self, seed: int) -> str:
         case = self._cases(seed)[0]
@@ -103,7 +144,11 @@ Write a function of one case (a dict with prompt, output, max_tokens, block_size
 
     def grade(self, answer: Any, seed: int) -> list[Part]:
         must_be_function(answer, "one case")
-        tallies = {"paged": _Tally("paged", 40), "empty": _Tally("empty", 30), "reserved": _Tally("reserved", 30)}
+        tallies = {
+            "paged": _Tally("paged", 40),
+            "empty": _Tally("empty", 30),
+            "reserved": _Tally("reserved", 30),
+        }
         for case in self._cases(seed):
             truth = self._truth(case)
             got, fault = ask(answer, case)
@@ -113,7 +158,7 @@ Write a function of one case (a dict with prompt, output, max_tokens, block_size
         return [t.part() for t in tallies.values()]
 
 
-# count the hits ---------------------------------------------------------------------------------------------------------
+# count the hits ---------------------------------------------------------------------------------------------
 
 
 class CountTheHits:
@@ -125,9 +170,19 @@ class CountTheHits:
 (a dict with block_size and prompts, a list of lists of token ids) that returns a list: for each prompt, how many of its tokens are found in the cache.
 Each request asks for one output token, so only prompts are cached."""
     hints = (
-        "Only full blocks are found. A prompt's blocks are compared from the left, and the first that is not there ends the search.",
-        "A block's hash holds its parent's hash: the same tokens behind another beginning are another block. Keep a set of tuple(prompt[:end]).",
-        "At least one token must be computed, or there would be no logits: of a prompt of n tokens at most (n - 1) // block_size blocks are taken from the cache.",
+        (
+            "Only full blocks are found. A prompt's blocks are compared from the left, and the first that is "
+            "not there ends the search."
+        ),
+        (
+            "A block's hash holds its parent's hash: the same tokens behind another beginning are another "
+            "block. Keep a set of tuple(prompt[:end])."
+        ),
+        (
+            "At least one token must be computed, or there would be no logits: of a prompt of n tokens at "
+            "most "
+            "(n - 1) // block_size blocks are taken from the cache."
+        ),
     )
 
     def _case(self, rng: random.Random) -> tuple[dict[str, Any], list[str]]:
@@ -138,15 +193,32 @@ Each request asks for one output token, so only prompts are cached."""
         changed[rng.randrange(size, 2 * size)] = 7
         other = [5, *stem[1:]]
         tail = [rng.randrange(2000, 3000) for _ in range(rng.randint(1, 3 * size))]
-        rows = [(stem + tail, "begin"), (stem, "again"), (stem + tail, "again"), (stem[: -rng.randint(1, size - 1)], "begin"), (changed + tail, "changed"),
-                (other + tail, "changed"), (other, "again"), (stem + [9] * rng.randint(1, size), "begin")]
+        rows = [
+            (stem + tail, "begin"),
+            (stem, "again"),
+            (stem + tail, "again"),
+            (stem[: -rng.randint(1, size - 1)], "begin"),
+            (changed + tail, "changed"),
+            (other + tail, "changed"),
+            (other, "again"),
+            (stem + [9] * rng.randint(1, size), "begin"),
+        ]
         first, rest = rows[0], rows[1:]
         rng.shuffle(rest)
-        kinds = {"begin": "a shared beginning", "again": "a whole prompt again", "changed": "one token changed"}
-        return {"block_size": size, "prompts": [p for p, _ in (first, *rest)]}, [kinds[k] for _, k in (first, *rest)]
+        kinds = {
+            "begin": "a shared beginning",
+            "again": "a whole prompt again",
+            "changed": "one token changed",
+        }
+        return {"block_size": size, "prompts": [p for p, _ in (first, *rest)]}, [
+            kinds[k] for _, k in (first, *rest)
+        ]
 
     def _truth(self, case: dict[str, Any]) -> list[int]:
-        specs = [RequestSpec(f"r{i}", tuple(p), 1, arrival_step=3 * i + 1, sampling=_TO_THE_END, output_len=1) for i, p in enumerate(case["prompts"])]
+        specs = [
+            RequestSpec(f"r{i}", tuple(p), 1, arrival_step=3 * i + 1, sampling=_TO_THE_END, output_len=1)
+            for i, p in enumerate(case["prompts"])
+        ]
         trace = _run(specs, discipline="vllm", num_blocks=400, block_size=case["block_size"])
         hits = {e.request_id: e.num_cached_tokens for e in _events(trace, ev.Admitted)}
         return [hits[x.request_id] for x in specs]
@@ -158,7 +230,14 @@ Each request asks for one output token, so only prompts are cached."""
     def grade(self, answer: Any, seed: int) -> list[Part]:
         must_be_function(answer, "one case")
         rng = random.Random(seed)
-        tallies = {kind: _Tally(kind, points) for kind, points in (("a shared beginning", 40), ("a whole prompt again", 30), ("one token changed", 30))}
+        tallies = {
+            kind: _Tally(kind, points)
+            for kind, points in (
+                ("a shared beginning", 40),
+                ("a whole prompt again", 30),
+                ("one token changed", 30),
+            )
+        }
         for _ in range(6):
             case, kinds = self._case(rng)
             truth = self._truth(case)
@@ -169,7 +248,7 @@ Each request asks for one output token, so only prompts are cached."""
         return [t.part() for t in tallies.values()]
 
 
-# name the victim --------------------------------------------------------------------------------------------------------
+# name the victim --------------------------------------------------------------------------------------------
 
 
 class NameTheVictim:
@@ -182,29 +261,73 @@ class NameTheVictim:
   running  the running requests in the scheduler's order, each a dict with request_id, arrived (0 came first), priority (smaller is more urgent),
            num_prompt_tokens, num_output_tokens, num_computed_tokens"""
     hints = (
-        "last: the last of the running queue, whoever it is. The running queue is in the order of admission, and a resumed request goes to its end.",
-        "lowest-priority: the largest priority number; among equals the latest arrival. least-work-lost: the fewest computed tokens; among equals the latest arrival.",
-        "fewest-outputs: the fewest output tokens, among equals the longest prompt, among these the latest arrival. max(running, key=lambda r: (...)) says it in one line.",
+        (
+            "last: the last of the running queue, whoever it is. The running queue is in the order of "
+            "admission, and a resumed request goes to its end."
+        ),
+        (
+            "lowest-priority: the largest priority number; among equals the latest arrival. least-work-lost: "
+            "the fewest computed tokens; among equals the latest arrival."
+        ),
+        (
+            "fewest-outputs: the fewest output tokens, among equals the longest prompt, among these the "
+            "latest "
+            "arrival. max(running, key=lambda r: (...)) says it in one line."
+        ),
     )
     _RULES = {"last": 15, "lowest-priority": 25, "least-work-lost": 30, "fewest-outputs": 30}
 
     def _cases(self, rule: str, seed: int, most: int = 6) -> list[tuple[dict[str, Any], str]]:
-        """Situations at the first preemption of a step, and who was the victim. Another than the last of the queue wherever the rule allows."""
+        """Situations at the first preemption of a step, and who was the victim.
+
+        Another than the last of the queue wherever the rule allows.
+        """
         rng = random.Random(seed)
         plain: list[tuple[dict[str, Any], str]] = []
         telling: list[tuple[dict[str, Any], str]] = []
         for _ in range(12):
-            specs = [_spec(f"r{i + 1}", rng, rng.choice((9, 12, 24, 30)), rng.randint(20, 50), arrival_step=rng.randint(1, 14), priority=rng.randint(0, 2)) for i in range(8)]
-            trace = _run(specs, discipline="vllm", victim=rule, max_num_seqs=6, num_blocks=22, block_size=8, max_model_len=96, max_num_batched_tokens=64,
-                         enable_prefix_caching=False)
+            specs = [
+                _spec(
+                    f"r{i + 1}",
+                    rng,
+                    rng.choice((9, 12, 24, 30)),
+                    rng.randint(20, 50),
+                    arrival_step=rng.randint(1, 14),
+                    priority=rng.randint(0, 2),
+                )
+                for i in range(8)
+            ]
+            trace = _run(
+                specs,
+                discipline="vllm",
+                victim=rule,
+                max_num_seqs=6,
+                num_blocks=22,
+                block_size=8,
+                max_model_len=96,
+                max_num_batched_tokens=64,
+                enable_prefix_caching=False,
+            )
             for record in trace:
                 hit = next((e for e in record.events if isinstance(e, ev.Preempted)), None)
                 if hit is None or len(hit.ranking) < 4:
                     continue
                 state = trace.state(record.step - 1)
                 rows = [state.requests[rid] for rid in state.running]
-                case = {"rule": rule, "running": [{"request_id": r.request_id, "arrived": r.index, "priority": r.priority, "num_prompt_tokens": r.num_prompt_tokens,
-                                                   "num_output_tokens": len(r.output_token_ids), "num_computed_tokens": r.num_computed_tokens} for r in rows]}
+                case = {
+                    "rule": rule,
+                    "running": [
+                        {
+                            "request_id": r.request_id,
+                            "arrived": r.index,
+                            "priority": r.priority,
+                            "num_prompt_tokens": r.num_prompt_tokens,
+                            "num_output_tokens": len(r.output_token_ids),
+                            "num_computed_tokens": r.num_computed_tokens,
+                        }
+                        for r in rows
+                    ],
+                }
                 (telling if hit.request_id != state.running[-1] else plain).append((case, hit.request_id))
             if len(telling) >= most or (rule == "last" and len(plain) >= most):
                 break
@@ -226,7 +349,7 @@ class NameTheVictim:
         return parts
 
 
-# predict the step -------------------------------------------------------------------------------------------------------
+# predict the step -------------------------------------------------------------------------------------------
 
 
 class PredictTheStep:
@@ -241,9 +364,20 @@ computes in the next step (leave out, or give 0, who computes nothing). A case i
   running  in the scheduler's order, each a dict with request_id, num_tokens (known so far) and num_computed_tokens
   waiting  the queue, head first, each a dict with request_id and num_tokens"""
     hints = (
-        "A request wants num_tokens - num_computed_tokens tokens. If that is 1 it decodes; if it is more, its prompt is half done.",
-        "Decodes go first, in their order; then half-done prompts, each with as much as the budget still has; then the queue.",
-        "From the queue, head first, as long as a seat and a token of budget are left. The last one gets a smaller chunk, and nobody behind it is let in.",
+        (
+            "A request wants num_tokens - num_computed_tokens tokens. If that is 1 it decodes; if it is "
+            "more, "
+            "its prompt is half done."
+        ),
+        (
+            "Decodes go first, in their order; then half-done prompts, each with as much as the budget still "
+            "has; then the queue."
+        ),
+        (
+            "From the queue, head first, as long as a seat and a token of budget are left. The last one "
+            "gets a "
+            "smaller chunk, and nobody behind it is let in."
+        ),
     )
 
     def _cases(self, seed: int, most: int = 10) -> list[tuple[dict[str, Any], dict[str, int]]]:
@@ -251,21 +385,54 @@ computes in the next step (leave out, or give 0, who computes nothing). A case i
         cases: list[tuple[dict[str, Any], dict[str, int]]] = []
         for _ in range(40):
             budget, seats = rng.choice((16, 24, 32, 48)), rng.randint(3, 6)
-            specs = [_spec(f"r{i + 1}", rng, rng.choice((5, 12, 20, 60, 90)), rng.randint(2, 14), arrival_step=rng.randint(1, 12)) for i in range(12)]
-            trace = _run(specs, discipline="chunked", max_num_seqs=seats, max_num_batched_tokens=budget, num_blocks=400, block_size=8, enable_prefix_caching=False)
+            specs = [
+                _spec(
+                    f"r{i + 1}",
+                    rng,
+                    rng.choice((5, 12, 20, 60, 90)),
+                    rng.randint(2, 14),
+                    arrival_step=rng.randint(1, 12),
+                )
+                for i in range(12)
+            ]
+            trace = _run(
+                specs,
+                discipline="chunked",
+                max_num_seqs=seats,
+                max_num_batched_tokens=budget,
+                num_blocks=400,
+                block_size=8,
+                enable_prefix_caching=False,
+            )
             here: list[tuple[dict[str, Any], dict[str, int]]] = []
             for record in trace.records[1:]:
                 if record.arrivals:  # a request that is only about to arrive can't be known
                     continue
                 state = trace.state(record.step - 1)
-                if not state.waiting or not any(self._half_done(state.requests[rid]) for rid in state.running):
+                if not state.waiting or not any(
+                    self._half_done(state.requests[rid]) for rid in state.running
+                ):
                     continue
-                running, waiting = [state.requests[rid] for rid in state.running], [state.requests[rid] for rid in state.waiting]
-                case = {"budget": budget, "seats": seats,
-                        "running": [{"request_id": r.request_id, "num_tokens": r.num_tokens, "num_computed_tokens": r.num_computed_tokens} for r in running],
-                        "waiting": [{"request_id": r.request_id, "num_tokens": r.num_tokens} for r in waiting]}
+                running, waiting = (
+                    [state.requests[rid] for rid in state.running],
+                    [state.requests[rid] for rid in state.waiting],
+                )
+                case = {
+                    "budget": budget,
+                    "seats": seats,
+                    "running": [
+                        {
+                            "request_id": r.request_id,
+                            "num_tokens": r.num_tokens,
+                            "num_computed_tokens": r.num_computed_tokens,
+                        }
+                        for r in running
+                    ],
+                    "waiting": [{"request_id": r.request_id, "num_tokens": r.num_tokens} for r in waiting],
+                }
                 here.append((case, {c.request_id: c.num_tokens for c in record.chunks}))
-            # of one run those in which somebody is let in first, and no more than three, so that the cases differ
+            # of one run those in which somebody is let in first, and no more than three, so that the cases
+            # differ
             here.sort(key=lambda x: not any(w["request_id"] in x[1] for w in x[0]["waiting"]))
             cases += here[:3]
             if len(cases) >= most:
@@ -282,13 +449,23 @@ computes in the next step (leave out, or give 0, who computes nothing). A case i
 
     def grade(self, answer: Any, seed: int) -> list[Part]:
         must_be_function(answer, "one case")
-        tallies = {"decodes": _Tally("decodes", 25), "half-done prompts": _Tally("half-done prompts", 35), "admissions": _Tally("admissions", 40)}
+        tallies = {
+            "decodes": _Tally("decodes", 25),
+            "half-done prompts": _Tally("half-done prompts", 35),
+            "admissions": _Tally("admissions", 40),
+        }
         for case, truth in self._cases(seed):
             got, fault = ask(answer, case)
             said = {k: v for k, v in got.items() if v} if isinstance(got, dict) else None
-            decodes = {r["request_id"] for r in case["running"] if r["num_tokens"] - r["num_computed_tokens"] == 1}
+            decodes = {
+                r["request_id"] for r in case["running"] if r["num_tokens"] - r["num_computed_tokens"] == 1
+            }
             halves = {r["request_id"] for r in case["running"]} - decodes
-            known = {"decodes": decodes, "half-done prompts": halves, "admissions": {r["request_id"] for r in case["waiting"]}}
+            known = {
+                "decodes": decodes,
+                "half-done prompts": halves,
+                "admissions": {r["request_id"] for r in case["waiting"]},
+            }
             for what, ids in known.items():
                 if not ids:
                     continue
@@ -298,7 +475,7 @@ computes in the next step (leave out, or give 0, who computes nothing). A case i
         return [t.part() for t in tallies.values()]
 
 
-# meet the SLO -----------------------------------------------------------------------------------------------------------
+# meet the SLO -----------------------------------------------------------------------------------------------
 
 
 class MeetTheSlo:
@@ -312,20 +489,52 @@ It has promised that 99 of 100 first tokens come within {TTFT_S * 1000:.0f} ms o
 Answer with a dict of settings. You may set max_num_seqs, max_num_batched_tokens, long_prefill_token_threshold, discipline, policy, watermark, enable_chunked_prefill.
 It starts from discipline chunked, 8 seats, a budget of 256 tokens, 8,000 blocks of 16."""
     hints = (
-        "Look at what waits: with 8 seats the queue time is most of the time to first token. Seats cost memory only, and there is plenty.",
-        "The gap between two tokens is as long as the step between them, and a step is as long as its tokens make it: the budget bounds the gap.",
-        "A small budget starves the long prompts. Find the largest budget whose full step takes less than 16 ms: this model needs about 51 µs a token once it is compute-bound.",
+        (
+            "Look at what waits: with 8 seats the queue time is most of the time to first token. Seats cost "
+            "memory only, and there is plenty."
+        ),
+        (
+            "The gap between two tokens is as long as the step between them, and a step is as long as its "
+            "tokens make it: the budget bounds the gap."
+        ),
+        (
+            "A small budget starves the long prompts. Find the largest budget whose full step takes less "
+            "than "
+            "16 ms: this model needs about 51 µs a token once it is compute-bound."
+        ),
     )
-    FREE = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "discipline", "policy", "watermark", "enable_chunked_prefill")
-    _START: dict[str, Any] = {"discipline": "chunked", "max_num_seqs": 8, "max_num_batched_tokens": 256, "num_blocks": 8000, "block_size": 16,
-                              "modelled_device": "NVIDIA A100 80GB SXM"}
+    FREE = (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "discipline",
+        "policy",
+        "watermark",
+        "enable_chunked_prefill",
+    )
+    _START: dict[str, Any] = {
+        "discipline": "chunked",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "num_blocks": 8000,
+        "block_size": 16,
+        "modelled_device": "NVIDIA A100 80GB SXM",
+    }
 
     def _workload(self, seed: int) -> list[RequestSpec]:
         rng = random.Random(seed)
         specs, now = [], 0.0
         for i in range(60):
             now += rng.expovariate(12.0)
-            specs.append(_spec(f"r{i + 1}", rng, rng.randint(5000, 7000) if i % 12 == 5 else rng.randint(100, 400), rng.randint(40, 120), arrival_s=now))
+            specs.append(
+                _spec(
+                    f"r{i + 1}",
+                    rng,
+                    rng.randint(5000, 7000) if i % 12 == 5 else rng.randint(100, 400),
+                    rng.randint(40, 120),
+                    arrival_s=now,
+                )
+            )
         return specs
 
     def figures(self, settings: dict[str, Any], seed: int) -> tuple[float, float]:
@@ -335,11 +544,17 @@ It starts from discipline chunked, 8 seats, a budget of 256 tokens, 8,000 blocks
 
     def sample(self, seed: int) -> str:
         ttft, itl = self.figures({}, seed)
-        return f"With the settings of the start (modelled): 99 of 100 first tokens within {ttft * 1000:.0f} ms, 99 of 100 gaps at most {itl * 1000:.1f} ms."
+        return (
+            f"With the settings of the start (modelled): 99 of 100 first tokens within {ttft * 1000:.0f} "
+            f"ms, 99 of 100 gaps at most {itl * 1000:.1f} ms."
+        )
 
     def grade(self, answer: Any, seed: int) -> list[Part]:
         if not isinstance(answer, dict):
-            raise LessonError(f"the answer is a dict of settings, such as {{'max_num_seqs': 12}}, not {type(answer).__name__}")
+            raise LessonError(
+                f"the answer is a dict of settings, such as {{'max_num_seqs': 12}}, not "
+                f"{type(answer).__name__}"
+            )
         if strange := [k for k in answer if k not in self.FREE]:
             raise LessonError(f"{strange[0]!r} is not yours to set here; you may set {', '.join(self.FREE)}")
         try:
@@ -348,16 +563,36 @@ It starts from discipline chunked, 8 seats, a budget of 256 tokens, 8,000 blocks
         except ConfigError as e:
             raise LessonError(str(e)) from e
         except Stuck as e:
-            return [Part("first tokens", 30, 0.0, str(e)), Part("gaps", 30, 0.0), Part("both at once", 40, 0.0)]
+            return [
+                Part("first tokens", 30, 0.0, str(e)),
+                Part("gaps", 30, 0.0),
+                Part("both at once", 40, 0.0),
+            ]
         first, gaps = [t <= self.TTFT_S for t, _ in reached], [g <= self.ITL_S for _, g in reached]
         return [
-            Part("first tokens", 30, sum(first) / 3, f"99 of 100 within {', '.join(f'{1000 * t:.0f}' for t, _ in reached)} ms in three draws, promised {1000 * self.TTFT_S:.0f}"),
-            Part("gaps", 30, sum(gaps) / 3, f"99 of 100 at most {', '.join(f'{1000 * g:.1f}' for _, g in reached)} ms, promised {1000 * self.ITL_S:.0f}"),
+            Part(
+                "first tokens",
+                30,
+                sum(first) / 3,
+                (
+                    f"99 of 100 within {', '.join(f'{1000 * t:.0f}' for t, _ in reached)} ms in three draws, "
+                    f"promised {1000 * self.TTFT_S:.0f}"
+                ),
+            ),
+            Part(
+                "gaps",
+                30,
+                sum(gaps) / 3,
+                (
+                    f"99 of 100 at most {', '.join(f'{1000 * g:.1f}' for _, g in reached)} ms, promised "
+                    f"{1000 * self.ITL_S:.0f}"
+                ),
+            ),
             Part("both at once", 40, sum(a and b for a, b in zip(first, gaps)) / 3),
         ]
 
 
-# beat FCFS --------------------------------------------------------------------------------------------------------------
+# beat FCFS --------------------------------------------------------------------------------------------------
 
 
 class BeatFcfs:
@@ -371,9 +606,19 @@ Write a policy, a function (r, now) that returns a rank, lowest first (help(cbvi
 from arrival to end to {FASTER:.0%} of FCFS's or less, and nobody may wait for a seat longer than {LONGEST} times the longest wait under FCFS.
 It is tried on three draws that you have not seen."""
     hints = (
-        "Who is served first matters for the mean: let those go first who hold a seat only for a short time. r.num_remaining says how much is still to compute.",
-        "Shortest first alone lets the long ones wait as long as short ones arrive. r.num_waiting_steps says how long somebody has waited.",
-        "Take something off the rank for each step of waiting: r.num_remaining - k * r.num_waiting_steps. How large must k be, and what happens if it is very large?",
+        (
+            "Who is served first matters for the mean: let those go first who hold a seat only for a short "
+            "time. r.num_remaining says how much is still to compute."
+        ),
+        (
+            "Shortest first alone lets the long ones wait as long as short ones arrive. r.num_waiting_steps "
+            "says how long somebody has waited."
+        ),
+        (
+            "Take something off the rank for each step of waiting: r.num_remaining - k * "
+            "r.num_waiting_steps. "
+            "How large must k be, and what happens if it is very large?"
+        ),
     )
 
     def _workload(self, seed: int) -> list[RequestSpec]:
@@ -387,18 +632,32 @@ It is tried on three draws that you have not seen."""
         return specs
 
     def figures(self, name: str, seed: int, draws: int = 3) -> tuple[float, float]:
-        """(mean time from arrival to end, longest wait for a seat) under the registered policy `name`, seconds, modelled (5 ms a step + 0.1 ms a token)."""
+        """(mean time from arrival to end, longest wait for a seat) under the registered policy `name`,
+        seconds, modelled (5 ms a step + 0.1 ms a token).
+        """
         ends: list[float] = []
         waits: list[float] = []
         for i in range(draws):
-            rows = request_metrics(_run(self._workload(seed + i), discipline="vllm", max_num_seqs=4, num_blocks=256, policy=name, cost="article-shared"))
+            rows = request_metrics(
+                _run(
+                    self._workload(seed + i),
+                    discipline="vllm",
+                    max_num_seqs=4,
+                    num_blocks=256,
+                    policy=name,
+                    cost="article-shared",
+                )
+            )
             ends += [r["e2e_s"] for r in rows]
             waits += [r["queue_time_s"] for r in rows]
         return sum(ends) / len(ends), max(waits)
 
     def sample(self, seed: int) -> str:
         mean, wait = self.figures("fcfs", seed, 1)
-        return f"Under FCFS in one draw (modelled): mean {mean:.2f} s from arrival to end, longest wait {wait:.2f} s."
+        return (
+            f"Under FCFS in one draw (modelled): mean {mean:.2f} s from arrival to end, longest wait "
+            f"{wait:.2f} s."
+        )
 
     def grade(self, answer: Any, seed: int) -> list[Part]:
         must_be_function(answer, "(r, now)")
@@ -424,11 +683,16 @@ It is tried on three draws that you have not seen."""
         return [
             Part("faster", 60, gained, f"mean time is {faster:.0%} of FCFS's, asked for {self.FASTER:.0%}"),
             # FCFS itself starves nobody: only whoever is faster earns this
-            Part("nobody starves", 40, kept * gained, f"the longest wait is {longer:.2f} times FCFS's, at most {self.LONGEST}{not_all}"),
+            Part(
+                "nobody starves",
+                40,
+                kept * gained,
+                f"the longest wait is {longer:.2f} times FCFS's, at most {self.LONGEST}{not_all}",
+            ),
         ]
 
 
-# accept the drafts ------------------------------------------------------------------------------------------------------
+# accept the drafts ------------------------------------------------------------------------------------------
 
 
 class AcceptTheDrafts:
@@ -446,9 +710,19 @@ The answer:
   yields    the tokens that this step adds to the text
   computed  how many tokens the step computes for this request, those that are thrown away included"""
     hints = (
-        "Try the longest run of last tokens first, then shorter ones. Of several places where it stands earlier, the first in the text counts.",
-        "What followed there is proposed: at most `most` tokens, fewer where the text ends. The run at the very end itself is no find.",
-        "Drafts are right as long as they are what the model would say. The step yields those and one more, the model's own: after d right drafts d + 1 tokens.",
+        (
+            "Try the longest run of last tokens first, then shorter ones. Of several places where it stands "
+            "earlier, the first in the text counts."
+        ),
+        (
+            "What followed there is proposed: at most `most` tokens, fewer where the text ends. The run at "
+            "the "
+            "very end itself is no find."
+        ),
+        (
+            "Drafts are right as long as they are what the model would say. The step yields those and one "
+            "more, the model's own: after d right drafts d + 1 tokens."
+        ),
     )
 
     def _cases(self, seed: int, most: int = 14) -> list[dict[str, Any]]:
@@ -456,13 +730,23 @@ The answer:
         cases = []
         for i in range(most):
             motif = [rng.randrange(10, 16) for _ in range(rng.randint(4, 9))]
-            before, between = ([rng.randrange(low, low + 6) for _ in range(rng.randint(0, n))] for low, n in ((10, 5), (20, 4)))
+            before, between = (
+                [rng.randrange(low, low + 6) for _ in range(rng.randint(0, n))]
+                for low, n in ((10, 5), (20, 4))
+            )
             text = [*before, *motif, *between, *motif[: rng.randint(2, len(motif))]]
             shortest = rng.randint(1, 2)
-            case = {"text": text, "most": rng.randint(1, 5), "shortest": shortest, "longest": shortest + rng.randint(0, 3)}
+            case = {
+                "text": text,
+                "most": rng.randint(1, 5),
+                "shortest": shortest,
+                "longest": shortest + rng.randint(0, 3),
+            }
             drafts = self._engine({**case, "would_say": [1] * 8})["drafts"]
             right = (rng.randint(0, len(drafts)), len(drafts), 0)[i % 3]
-            cases.append({**case, "would_say": (drafts[:right] + [rng.randrange(40, 50) for _ in range(8)])[:8]})
+            cases.append(
+                {**case, "would_say": (drafts[:right] + [rng.randrange(40, 50) for _ in range(8)])[:8]}
+            )
         return cases
 
     def _engine(self, case: dict[str, Any]) -> dict[str, Any]:
@@ -470,12 +754,25 @@ The answer:
         text, says = case["text"], case["would_say"]
         shape = models.get("smollm2")
         one = RequestSpec("r1", tuple(text[:-1]), 1 + len(says), sampling=_TO_THE_END, arrival_step=1)
-        s = Session([one], runner=TapeRunner(shape, {"r1": [text[-1], *says]}, {"r1": len(text) - 1}), discipline="vllm", num_blocks=64, enable_prefix_caching=False,
-                    speculative="ngram", num_speculative_tokens=case["most"], prompt_lookup_min=case["shortest"], prompt_lookup_max=case["longest"])
+        s = Session(
+            [one],
+            runner=TapeRunner(shape, {"r1": [text[-1], *says]}, {"r1": len(text) - 1}),
+            discipline="vllm",
+            num_blocks=64,
+            enable_prefix_caching=False,
+            speculative="ngram",
+            num_speculative_tokens=case["most"],
+            prompt_lookup_min=case["shortest"],
+            prompt_lookup_max=case["longest"],
+        )
         s.run(max_steps=2)
         record = s.trace.record(2)
         drafts = ngram(text, case["most"], case["shortest"], case["longest"])
-        return {"drafts": drafts, "yields": next(list(e.token_ids) for e in record.events if isinstance(e, ev.Sampled)), "computed": record.tokens.total}
+        return {
+            "drafts": drafts,
+            "yields": next(list(e.token_ids) for e in record.events if isinstance(e, ev.Sampled)),
+            "computed": record.tokens.total,
+        }
 
     def sample(self, seed: int) -> str:
         case = next(c for c in self._cases(seed) if len(self._engine(c)["drafts"]) > 1)
@@ -483,7 +780,11 @@ The answer:
 
     def grade(self, answer: Any, seed: int) -> list[Part]:
         must_be_function(answer, "one case")
-        tallies = {"drafts": _Tally("drafts", 40), "yields": _Tally("yields", 40), "computed": _Tally("computed", 20)}
+        tallies = {
+            "drafts": _Tally("drafts", 40),
+            "yields": _Tally("yields", 40),
+            "computed": _Tally("computed", 20),
+        }
         for case in self._cases(seed):
             truth = self._engine(case)
             got, fault = ask(answer, case)
@@ -493,7 +794,7 @@ The answer:
         return [t.part() for t in tallies.values()]
 
 
-# fill the pool ----------------------------------------------------------------------------------------------------------
+# fill the pool ----------------------------------------------------------------------------------------------
 
 
 class FillThePool:
@@ -514,9 +815,16 @@ The answer:
   blocks        blocks that can be given out
   held          blocks that the request holds while the last of these tokens is computed: those that lie wholly left of what it sees have been given back"""
     hints = (
-        "A token: layers x 2 (keys and values) x kv_heads x (head_dim x bits / 8 + scale_bytes). A block: block_size times that.",
+        (
+            "A token: layers x 2 (keys and values) x kv_heads x (head_dim x bits / 8 + scale_bytes). A "
+            "block: "
+            "block_size times that."
+        ),
         "memory // block_bytes blocks, of which block 0 stands for nothing and is never given out.",
-        "The last token, at position computed - 1, sees back to position computed - window. Blocks that end before it are gone; the last block may be partly empty.",
+        (
+            "The last token, at position computed - 1, sees back to position computed - window. Blocks that "
+            "end before it are gone; the last block may be partly empty."
+        ),
     )
 
     def _cases(self, seed: int) -> list[dict[str, int]]:
@@ -524,29 +832,71 @@ The answer:
         cases = []
         for i in range(14):
             bits, scale = rng.choice(((32, 0), (16, 0), (8, 4), (4, 8)))
-            size, heads, dim, layers = rng.choice((4, 8, 16)), rng.choice((1, 2, 3, 8)), rng.choice((32, 64, 128)), rng.choice((2, 12, 30))
-            case = {"layers": layers, "kv_heads": heads, "head_dim": dim, "bits": bits, "scale_bytes": scale, "block_size": size}
+            size, heads, dim, layers = (
+                rng.choice((4, 8, 16)),
+                rng.choice((1, 2, 3, 8)),
+                rng.choice((32, 64, 128)),
+                rng.choice((2, 12, 30)),
+            )
+            case = {
+                "layers": layers,
+                "kv_heads": heads,
+                "head_dim": dim,
+                "bits": bits,
+                "scale_bytes": scale,
+                "block_size": size,
+            }
             n = rng.randint(2 * size, 90)
             window = rng.randint(2, 3 * size) if i % 3 else 0
             if i % 2 and window:  # at the edge: the last seen position begins a block, or ends one
                 n += (window + rng.choice((0, 1)) - n) % size
-            cases.append({**case, "memory": self._block_bytes(case) * rng.randint(20, 400) + rng.randrange(self._block_bytes(case)), "computed": n, "window": window})
+            cases.append(
+                {
+                    **case,
+                    "memory": self._block_bytes(case) * rng.randint(20, 400)
+                    + rng.randrange(self._block_bytes(case)),
+                    "computed": n,
+                    "window": window,
+                }
+            )
         return cases
 
     def _block_bytes(self, c: dict[str, int]) -> int:
         each = c["bits"] / 8 + c["scale_bytes"] / c["head_dim"]
-        spec = ModelSpec("case", c["layers"], 64, c["kv_heads"], c["kv_heads"], c["head_dim"], 64, 1000, 4096, kv_bytes_per_element=each)
+        spec = ModelSpec(
+            "case",
+            c["layers"],
+            64,
+            c["kv_heads"],
+            c["kv_heads"],
+            c["head_dim"],
+            64,
+            1000,
+            4096,
+            kv_bytes_per_element=each,
+        )
         return round(models.kv_bytes_per_token(spec)) * c["block_size"]
 
     def _truth(self, c: dict[str, int]) -> dict[str, int]:
         size = self._block_bytes(c)
         one = _spec("r1", random.Random(0), c["computed"] - 1, 2)
-        s = Session([one], runner="sim", discipline="vllm", num_blocks=200, block_size=c["block_size"], sliding_window=c["window"], enable_prefix_caching=False)
+        s = Session(
+            [one],
+            runner="sim",
+            discipline="vllm",
+            num_blocks=200,
+            block_size=c["block_size"],
+            sliding_window=c["window"],
+            enable_prefix_caching=False,
+        )
         s.run(max_steps=2)
         record = s.trace.record(2)
         at = next(i for i, e in enumerate(record.events) if isinstance(e, ev.Executed))
-        return {"block_bytes": size, "blocks": EngineConfig(num_blocks=c["memory"] // size).num_usable_blocks,
-                "held": sum(b != 0 for b in s.trace.state(Cursor(2, at)).request("r1").block_ids)}
+        return {
+            "block_bytes": size,
+            "blocks": EngineConfig(num_blocks=c["memory"] // size).num_usable_blocks,
+            "held": sum(b != 0 for b in s.trace.state(Cursor(2, at)).request("r1").block_ids),
+        }
 
     def sample(self, seed: int) -> str:
         case = self._cases(seed)[1]
@@ -554,7 +904,11 @@ The answer:
 
     def grade(self, answer: Any, seed: int) -> list[Part]:
         must_be_function(answer, "one case")
-        tallies = {"block_bytes": _Tally("block_bytes", 30), "blocks": _Tally("blocks", 20), "held": _Tally("held", 50)}
+        tallies = {
+            "block_bytes": _Tally("block_bytes", 30),
+            "blocks": _Tally("blocks", 20),
+            "held": _Tally("held", 50),
+        }
         for case in self._cases(seed):
             truth = self._truth(case)
             got, fault = ask(answer, case)
@@ -563,6 +917,18 @@ The answer:
         return [t.part() for t in tallies.values()]
 
 
-TASKS: dict[str, Task] = {t.name: t for t in (CountTheBlocks(), CountTheHits(), NameTheVictim(), PredictTheStep(), MeetTheSlo(), BeatFcfs(), AcceptTheDrafts(), FillThePool())}
+TASKS: dict[str, Task] = {
+    t.name: t
+    for t in (
+        CountTheBlocks(),
+        CountTheHits(),
+        NameTheVictim(),
+        PredictTheStep(),
+        MeetTheSlo(),
+        BeatFcfs(),
+        AcceptTheDrafts(),
+        FillThePool(),
+    )
+}
 
 __all__ = ["TASKS"]

@@ -1,9 +1,11 @@
-"""The quick operators for a CPU, in plain torch: same signatures and meaning as `ops`, fewer and larger calls.
+"""The quick operators for a CPU, in plain torch: same signatures and meaning as `ops`, fewer and larger
+calls.
 
-Owns only speed. Attention of all decoding sequences is one gather of their blocks and one fused call, with the query heads of a
-group as rows of its key head (so keys are not repeated); a prompt's chunk is one gather and one call. Indices and masks are made
-once a step, in the first layer. float32 activations; weights in 16 or 8 bits are packed for fbgemm's product of float32 with 16 bits
-(integers up to 127 are exact in 16 bits, so 8-bit weights lose nothing more) where torch has it, else held in float32.
+Owns only speed. Attention of all decoding sequences is one gather of their blocks and one fused call, with
+the query heads of a group as rows of its key head (so keys are not repeated); a prompt's chunk is one gather
+and one call. Indices and masks are made once a step, in the first layer. float32 activations; weights in 16
+or 8 bits are packed for fbgemm's product of float32 with 16 bits (integers up to 127 are exact in 16 bits, so
+8-bit weights lose nothing more) where torch has it, else held in float32.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Packed:
-    """fbgemm's own copy of a matrix in 16 bits, private memory. The product times `scale` [out] where there is one."""
+    """fbgemm's own copy of a matrix in 16 bits, private memory.
+
+    The product times `scale` [out] where there is one.
+    """
 
     data: Any
     scale: torch.Tensor | None
@@ -101,8 +106,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor | _Packed, bias: torch.Tensor |
     rows = x.shape[0]
     if rows > _FEW_ROWS:
         return F.linear(x, weight, bias)
-    # Few rows: BLAS reads the weights 2 to 5 times faster when they are the left factor, and best with 2, 4 or 8 rows (measured
-    # with MKL on AVX2: all products of a SmolLM2 step, 2 threads, 1 / 4 / 8 rows: 26 / 31 / 44 ms against 48 / 65 / 75).
+    # Few rows: BLAS reads the weights 2 to 5 times faster when they are the left factor, and best with 2, 4
+    # or 8 rows (measured
+    # with MKL on AVX2: all products of a SmolLM2 step, 2 threads, 1 / 4 / 8 rows: 26 / 31 / 44 ms against 48
+    # / 65 / 75).
     padded = max(2, 1 << (rows - 1).bit_length())
     if padded != rows:
         x = F.pad(x, (0, 0, 0, padded - rows))
@@ -114,7 +121,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     residual.add_(x)
     return F.rms_norm(residual, (x.shape[-1],), weight, eps), residual
 
@@ -135,11 +144,16 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> 
     if found is None:
         written = batch.slot_mapping >= 0
         slots = batch.slot_mapping[written]
-        rows = ((slots // batch.block_size)[:, None] * heads + torch.arange(heads)) * batch.block_size + (slots % batch.block_size)[:, None]
+        rows = ((slots // batch.block_size)[:, None] * heads + torch.arange(heads)) * batch.block_size + (
+            slots % batch.block_size
+        )[:, None]
         # Padding stands at the end, so the written tokens are a slice.
         found = batch.shared[("slots", heads)] = (rows.reshape(-1), int(written.sum()))
     rows, num_written = found
-    for x, to, scales, zeros in ((k, layer.k, layer.k_scale, layer.k_zero), (v, layer.v, layer.v_scale, layer.v_zero)):
+    for x, to, scales, zeros in (
+        (k, layer.k, layer.k_scale, layer.k_zero),
+        (v, layer.v, layer.v_scale, layer.v_zero),
+    ):
         x = x[:num_written].reshape(-1, dim)
         if scales is None:
             to.view(-1, dim).index_copy_(0, rows, x.to(to.dtype))
@@ -152,7 +166,9 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, batch: Batch) -> 
 
 
 def _gather(layer: KVLayer, rows: torch.Tensor, n: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [n, H_kv, count, D] float32 of the first `count` slots in these rows (blocks of one head) for n sequences."""
+    """Keys and values [n, H_kv, count, D] float32 of the first `count` slots in these rows (blocks of one
+    head) for n sequences.
+    """
     heads_kv = layer.k.shape[1]
 
     def some(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -169,7 +185,9 @@ def _gather(layer: KVLayer, rows: torch.Tensor, n: int, count: int) -> tuple[tor
     return out[0], out[1]
 
 
-def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int, sinks: int = 0) -> torch.Tensor:
+def attention(
+    q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, window: int, sinks: int = 0
+) -> torch.Tensor:
     heads_kv = layer.k.shape[1]
     heads, dim = q.shape[1:]
     groups = heads // heads_kv
@@ -180,18 +198,38 @@ def attention(q: torch.Tensor, layer: KVLayer, batch: Batch, scale: float, windo
     for d in plan.decodes:
         n = d.count
         k, v = _gather(layer, d.rows, n, d.keys)
-        y = F.scaled_dot_product_attention(q[d.tokens].reshape(n, heads_kv, groups, dim), k, v, attn_mask=d.mask, scale=scale)
+        y = F.scaled_dot_product_attention(
+            q[d.tokens].reshape(n, heads_kv, groups, dim), k, v, attn_mask=d.mask, scale=scale
+        )
         out[d.tokens] = y.reshape(n, heads, dim)
     for c in plan.chunks:
         k, v = _gather(layer, c.rows, 1, c.keys)
-        y = F.scaled_dot_product_attention(q[c.first:c.last].transpose(0, 1)[None], k, v, attn_mask=c.mask, is_causal=c.mask is None, scale=scale, enable_gqa=groups > 1)
-        out[c.first:c.last] = y[0].transpose(0, 1)
-    out[plan.num_tokens:] = 0
+        y = F.scaled_dot_product_attention(
+            q[c.first : c.last].transpose(0, 1)[None],
+            k,
+            v,
+            attn_mask=c.mask,
+            is_causal=c.mask is None,
+            scale=scale,
+            enable_gqa=groups > 1,
+        )
+        out[c.first : c.last] = y[0].transpose(0, 1)
+    out[plan.num_tokens :] = 0
     return out
 
 
-def experts(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor | list[_Packed], down: torch.Tensor | list[_Packed]) -> torch.Tensor:
-    """float32: sorted tokens and grouped products. Packed in 16 bits, for which grouped products are 25 times slower on AVX2: a loop over the experts that somebody chose."""
+def experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor | list[_Packed],
+    down: torch.Tensor | list[_Packed],
+) -> torch.Tensor:
+    """float32: sorted tokens and grouped products.
+
+    Packed in 16 bits, for which grouped products are 25 times slower on AVX2: a loop over the experts that
+    somebody chose.
+    """
     if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
         return experts_grouped(x, weights, chosen, gate_up, down)
     num_tokens, num_chosen = chosen.shape
@@ -201,7 +239,7 @@ def experts(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_u
     first = 0
     for e, n in enumerate(flat.bincount(minlength=len(gate_up)).tolist()):
         if n:
-            some = order[first:first + n]
+            some = order[first : first + n]
             y[some] = linear(silu_mul(linear(x[some // num_chosen], gate_up[e], None)), down[e], None)
             first += n
     return (y.view(num_tokens, num_chosen, x.shape[1]) * weights[:, :, None]).sum(dim=1)
@@ -213,12 +251,20 @@ def pack_experts(weight: Matrix, num_experts: int) -> torch.Tensor | list[torch.
         return dense(weight).view(num_experts, -1, weight.shape[1])
     n = weight.shape[0] // num_experts
     if isinstance(weight, Int8Matrix):
-        return [pack(Int8Matrix(weight.q[i:i + n], weight.scale[i:i + n])) for i in range(0, weight.shape[0], n)]
+        return [
+            pack(Int8Matrix(weight.q[i : i + n], weight.scale[i : i + n]))
+            for i in range(0, weight.shape[0], n)
+        ]
     return [pack(part) for part in weight.split(n)]
 
 
-def latent_attention(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLayer, batch: Batch, scale: float) -> torch.Tensor:
-    """MLA. Decodes in the latent space: one gather, one call, all heads on the one key head. A chunk with its latents expanded: fewer operations a pair."""
+def latent_attention(
+    q: torch.Tensor, kv_b: torch.Tensor, layer: KVLayer, batch: Batch, scale: float
+) -> torch.Tensor:
+    """MLA. Decodes in the latent space: one gather, one call, all heads on the one key head.
+
+    A chunk with its latents expanded: fewer operations a pair.
+    """
     block_size, width = layer.k.shape[2:]
     rank, heads = kv_b.shape[2], q.shape[1]
     plain = q.shape[2] - (width - rank)
@@ -228,19 +274,27 @@ def latent_attention(q: torch.Tensor, kv_b: torch.Tensor, layer: KVLayer, batch:
     kept = layer.k.view(-1, block_size * width)
     out = torch.empty(len(q), heads, kv_b.shape[1] - plain)
     for d in plan.decodes:
-        k = kept.index_select(0, d.rows).view(d.count, 1, -1, width)[:, :, :d.keys].float()
-        mine = q[d.tokens].transpose(0, 1)                                                         # [H, n, D]
-        query = torch.cat((torch.bmm(mine[..., :plain], kv_b[:, :plain]), mine[..., plain:]), dim=-1)   # [H, n, d_c + d_rope]
-        y = F.scaled_dot_product_attention(query.transpose(0, 1)[:, None], k, k[..., :rank], attn_mask=d.mask, scale=scale)
+        k = kept.index_select(0, d.rows).view(d.count, 1, -1, width)[:, :, : d.keys].float()
+        mine = q[d.tokens].transpose(0, 1)  # [H, n, D]
+        query = torch.cat(
+            (torch.bmm(mine[..., :plain], kv_b[:, :plain]), mine[..., plain:]), dim=-1
+        )  # [H, n, d_c + d_rope]
+        y = F.scaled_dot_product_attention(
+            query.transpose(0, 1)[:, None], k, k[..., :rank], attn_mask=d.mask, scale=scale
+        )
         out[d.tokens] = torch.bmm(y[:, 0].transpose(0, 1), kv_b[:, plain:].transpose(1, 2)).transpose(0, 1)
     for c in plan.chunks:
-        k = kept.index_select(0, c.rows).view(-1, width)[:c.keys].float()
-        expanded = (k[:, :rank] @ kv_b.reshape(-1, rank).T).view(len(k), heads, -1).transpose(0, 1)     # [H, S, d_nope + d_v]
+        k = kept.index_select(0, c.rows).view(-1, width)[: c.keys].float()
+        expanded = (
+            (k[:, :rank] @ kv_b.reshape(-1, rank).T).view(len(k), heads, -1).transpose(0, 1)
+        )  # [H, S, d_nope + d_v]
         keys = torch.cat((expanded[..., :plain], k[None, :, rank:].expand(heads, -1, -1)), dim=-1)
-        queries, values = q[c.first:c.last].transpose(0, 1)[None], expanded[None, ..., plain:]
-        y = F.scaled_dot_product_attention(queries, keys[None], values, attn_mask=c.mask, is_causal=c.mask is None, scale=scale)
-        out[c.first:c.last] = y[0].transpose(0, 1)
-    out[plan.num_tokens:] = 0
+        queries, values = q[c.first : c.last].transpose(0, 1)[None], expanded[None, ..., plain:]
+        y = F.scaled_dot_product_attention(
+            queries, keys[None], values, attn_mask=c.mask, is_causal=c.mask is None, scale=scale
+        )
+        out[c.first : c.last] = y[0].transpose(0, 1)
+    out[plan.num_tokens :] = 0
     return out
 
 
@@ -250,18 +304,26 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def _plan(batch: Batch, heads_kv: int, window: int, sinks: int = 0) -> _Plan:
-    """Splits the batch into groups of decodes of similar length, and chunks; makes their gather rows and masks."""
+    """Splits the batch into groups of decodes of similar length, and chunks; makes their gather rows and
+    masks.
+    """
     size = batch.block_size
     sink_blocks = (sinks + size - 1) // size
     heads = torch.arange(heads_kv)
     starts = [0]
     for n in batch.query_lens_list:
         starts.append(starts[-1] + n)
-    singles = sorted((b for b, n in enumerate(batch.query_lens_list) if n == 1), key=lambda b: batch.seq_lens_list[b])
+    singles = sorted(
+        (b for b, n in enumerate(batch.query_lens_list) if n == 1), key=lambda b: batch.seq_lens_list[b]
+    )
     groups: list[list[int]] = []
     for b in singles:  # ascending, so the newest is the longest: the group is padded to it
         n = batch.seq_lens_list[b]
-        if groups and n <= 2 * batch.seq_lens_list[groups[-1][0]] + 64 and n * (len(groups[-1]) + 1) <= _MAX_GATHERED_TOKENS:
+        if (
+            groups
+            and n <= 2 * batch.seq_lens_list[groups[-1][0]] + 64
+            and n * (len(groups[-1]) + 1) <= _MAX_GATHERED_TOKENS
+        ):
             groups[-1].append(b)
         else:
             groups.append([b])
@@ -282,18 +344,27 @@ def _plan(batch: Batch, heads_kv: int, window: int, sinks: int = 0) -> _Plan:
         places = [starts[b] for b in group]
         # Mostly the decodes stand in a row, and a slice spares a copy.
         straight = places == list(range(places[0], places[0] + len(places)))
-        decodes.append(_Decodes(slice(places[0], places[0] + len(places)) if straight else torch.tensor(places), rows, len(group), keys, mask))
+        decodes.append(
+            _Decodes(
+                slice(places[0], places[0] + len(places)) if straight else torch.tensor(places),
+                rows,
+                len(group),
+                keys,
+                mask,
+            )
+        )
     chunks = []
     for b, n in enumerate(batch.query_lens_list):
         if n < 2:
             continue
         length = batch.seq_lens_list[b]
         masked = n != length or (window > 0 and length > window)
-        # A masked chunk is cut into slabs: masks stay small, and no slab looks at keys beyond its last query or left of its window.
+        # A masked chunk is cut into slabs: masks stay small, and no slab looks at keys beyond its last query
+        # or left of its window.
         slab = _SLAB if masked else n
         for begin in range(0, n, slab):
             last = min(begin + slab, n)
-            stop = length - n + last                      # keys up to the slab's last query
+            stop = length - n + last  # keys up to the slab's last query
             lead = max(0, length - n + begin + 1 - window) // size if window else 0
             at, where = _seen_from(lead, sink_blocks, stop, size)
             table = batch.block_table[b, where].clamp(min=0).long()
@@ -308,7 +379,9 @@ def _plan(batch: Batch, heads_kv: int, window: int, sinks: int = 0) -> _Plan:
 
 
 def _seen_from(lead: int, sink_blocks: int, stop: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions [n] that are gathered, and the places in the table of their blocks: the blocks with sinks, then those from `lead` on, up to position `stop`."""
+    """Positions [n] that are gathered, and the places in the table of their blocks: the blocks with sinks,
+    then those from `lead` on, up to position `stop`.
+    """
     places = torch.arange((stop + size - 1) // size)
     if sink_blocks < lead:
         places = places[(places < sink_blocks) | (places >= lead)]
@@ -316,5 +389,19 @@ def _seen_from(lead: int, sink_blocks: int, stop: int, size: int) -> tuple[torch
     return at[at < stop], places
 
 
-CPU = OpSet("torch", "plain torch, few and large calls", linear, rms_norm, add_rms_norm, rope, write_kv, attention, silu_mul, choose, pack,
-            experts=experts, pack_experts=pack_experts, latent_attention=latent_attention)
+CPU = OpSet(
+    "torch",
+    "plain torch, few and large calls",
+    linear,
+    rms_norm,
+    add_rms_norm,
+    rope,
+    write_kv,
+    attention,
+    silu_mul,
+    choose,
+    pack,
+    experts=experts,
+    pack_experts=pack_experts,
+    latent_attention=latent_attention,
+)

@@ -1,7 +1,10 @@
-"""The decoder's whole pass in one compiled call, and the choice of tokens from its logits. Owns the hand-over to `cpu_kernels.c`: structures, pointers, memory.
+"""The decoder's whole pass in one compiled call, and the choice of tokens from its logits.
 
-float32 activations throughout. With 8-bit weights each row of activations becomes integers of some 14 bits with one scale
-a token just before a product. A row's result does not depend on the other rows, bit for bit, whatever the mode.
+Owns the hand-over to `cpu_kernels.c`: structures, pointers, memory.
+
+float32 activations throughout. With 8-bit weights each row of activations becomes integers of some 14 bits
+with one scale a token just before a product. A row's result does not depend on the other rows, bit for bit,
+whatever the mode.
 """
 
 from __future__ import annotations
@@ -25,8 +28,20 @@ if TYPE_CHECKING:
 
 _MATRICES = ("qkv", "o", "gate_up", "down")
 _VECTORS = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "gate_up_bias", "down_bias")
-PARTS = ("begin", "embedding", "QKV product", "rotary and KV write", "attention", "output product", "gate and up product", "down product", "output head")
-"""Parts of a pass, in the order of the enum in `cpu_kernels.c`: a product's norm (and rounding to integers) belongs to it."""
+PARTS = (
+    "begin",
+    "embedding",
+    "QKV product",
+    "rotary and KV write",
+    "attention",
+    "output product",
+    "gate and up product",
+    "down product",
+    "output head",
+)
+"""Parts of a pass, in the order of the enum in `cpu_kernels.c`: a product's norm (and rounding to integers)
+belongs to it.
+"""
 _SCALES = ("k_scale", "v_scale", "k_zero", "v_zero")
 _KV_KINDS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.uint8: 3}
 _KEPT_BYTES = 32 << 20
@@ -34,18 +49,48 @@ _KEPT_BYTES = 32 << 20
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = [*((n, c_void_p) for n in _VECTORS), *((n, c_void_p) for n in _MATRICES), *((f"{n}_scale", c_void_p) for n in _MATRICES),
-                *((n, c_void_p) for n in ("k_cache", "v_cache", *_SCALES)), ("window", c_int64)]
+    _fields_ = [
+        *((n, c_void_p) for n in _VECTORS),
+        *((n, c_void_p) for n in _MATRICES),
+        *((f"{n}_scale", c_void_p) for n in _MATRICES),
+        *((n, c_void_p) for n in ("k_cache", "v_cache", *_SCALES)),
+        ("window", c_int64),
+    ]
 
 
 class _Model(ctypes.Structure):
-    _fields_ = [*((n, c_int64) for n in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "inter", "vocab", "block_size", "weights", "kv", "threads", "sinks")),
-                ("eps", c_double), ("scale", c_double), *((n, c_void_p) for n in ("freq", "norm", "embed_scale", "head_scale", "embed", "head", "layers"))]
+    _fields_ = [
+        *(
+            (n, c_int64)
+            for n in (
+                "num_layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "inter",
+                "vocab",
+                "block_size",
+                "weights",
+                "kv",
+                "threads",
+                "sinks",
+            )
+        ),
+        ("eps", c_double),
+        ("scale", c_double),
+        *((n, c_void_p) for n in ("freq", "norm", "embed_scale", "head_scale", "embed", "head", "layers")),
+    ]
 
 
 class _Step(ctypes.Structure):
-    _fields_ = [*((n, c_int64) for n in ("tokens", "sequences", "table_width", "sampled")),
-                *((n, c_void_p) for n in ("ids", "positions", "slots", "rows", "table", "starts", "lens", "logits", "marks"))]
+    _fields_ = [
+        *((n, c_int64) for n in ("tokens", "sequences", "table_width", "sampled")),
+        *(
+            (n, c_void_p)
+            for n in ("ids", "positions", "slots", "rows", "table", "starts", "lens", "logits", "marks")
+        ),
+    ]
 
 
 class CompiledPass:
@@ -60,7 +105,9 @@ class CompiledPass:
         self._held: list[torch.Tensor] = []
         """What the structures point to."""
         self._vocab = c.vocab_size
-        self._kinds = {_kind(m) for m in (w.embed, w.head, *(getattr(layer, n) for layer in w.layers for n in _MATRICES))}
+        self._kinds = {
+            _kind(m) for m in (w.embed, w.head, *(getattr(layer, n) for layer in w.layers for n in _MATRICES))
+        }
         self._layers = (_Layer * c.num_layers)()
         for to, layer, window in zip(self._layers, w.layers, decoder.windows, strict=True):
             for name in _VECTORS:
@@ -72,10 +119,29 @@ class CompiledPass:
             to.window = window
         embed, embed_scale = self._matrix(w.embed)
         head, head_scale = self._matrix(w.head)
-        self._model = _Model(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, c.vocab_size, 1,
-                             next(iter(self._kinds)), 0, 1, decoder.sinks,
-                             c.rms_norm_eps, c.head_dim**-0.5, self._vector(w.inverse_frequencies), self._vector(w.norm), embed_scale, head_scale, embed, head,
-                             ctypes.addressof(self._layers))
+        self._model = _Model(
+            c.num_layers,
+            c.hidden_size,
+            c.num_heads,
+            c.num_kv_heads,
+            c.head_dim,
+            c.intermediate_size,
+            c.vocab_size,
+            1,
+            next(iter(self._kinds)),
+            0,
+            1,
+            decoder.sinks,
+            c.rms_norm_eps,
+            c.head_dim**-0.5,
+            self._vector(w.inverse_frequencies),
+            self._vector(w.norm),
+            embed_scale,
+            head_scale,
+            embed,
+            head,
+            ctypes.addressof(self._layers),
+        )
         self._kv: weakref.ref[KVStore] | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)
         self.marking = False
@@ -90,18 +156,49 @@ class CompiledPass:
         """One kind of matrix throughout, and shapes within the kernels' limits."""
         return len(self._kinds) == 1 and bool(self._lib.cbviz_fits(ctypes.byref(self._model)))
 
-    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: Batch, kv: KVStore, sample_rows: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: Batch,
+        kv: KVStore,
+        sample_rows: torch.Tensor,
+    ) -> torch.Tensor:
         """See `Decoder.forward`."""
         self._use(kv)
         m = self._model
         m.threads = torch.get_num_threads()
         logits = torch.empty(len(sample_rows), self._vocab)
-        inputs = [x.contiguous() for x in (token_ids, positions, batch.slot_mapping, sample_rows, batch.block_table, batch.query_start_loc, batch.seq_lens)]
-        marks = torch.zeros(self._lib.cbviz_marks(ctypes.byref(m), c_int64(len(token_ids))), 2, dtype=torch.int64) if self.marking else None
-        step = _Step(len(token_ids), len(batch.query_lens_list), batch.block_table.shape[1], len(sample_rows), *(x.data_ptr() for x in inputs), logits.data_ptr(),
-                     marks.data_ptr() if marks is not None else None)
+        inputs = [
+            x.contiguous()
+            for x in (
+                token_ids,
+                positions,
+                batch.slot_mapping,
+                sample_rows,
+                batch.block_table,
+                batch.query_start_loc,
+                batch.seq_lens,
+            )
+        ]
+        marks = (
+            torch.zeros(self._lib.cbviz_marks(ctypes.byref(m), c_int64(len(token_ids))), 2, dtype=torch.int64)
+            if self.marking
+            else None
+        )
+        step = _Step(
+            len(token_ids),
+            len(batch.query_lens_list),
+            batch.block_table.shape[1],
+            len(sample_rows),
+            *(x.data_ptr() for x in inputs),
+            logits.data_ptr(),
+            marks.data_ptr() if marks is not None else None,
+        )
         size = self._lib.cbviz_memory(ctypes.byref(m), c_int64(step.tokens), c_int64(step.sampled))
-        memory = self._memory if self._memory.numel() >= size + 64 else torch.empty(size + 64, dtype=torch.uint8)
+        memory = (
+            self._memory if self._memory.numel() >= size + 64 else torch.empty(size + 64, dtype=torch.uint8)
+        )
         if memory.numel() <= _KEPT_BYTES:
             self._memory = memory
         at = (memory.data_ptr() + 63) // 64 * 64
@@ -118,7 +215,9 @@ class CompiledPass:
     def _use(self, kv: KVStore) -> None:
         if self._kv is not None and self._kv() is kv:
             return
-        while not self._lib.cbviz_quiet():  # a late helper may still follow a block table into the store that these point to
+        while (
+            not self._lib.cbviz_quiet()
+        ):  # a late helper may still follow a block table into the store that these point to
             time.sleep(0)
         for to, layer in zip(self._layers, kv.layers, strict=True):
             to.k_cache, to.v_cache = layer.k.data_ptr(), layer.v.data_ptr()
@@ -147,7 +246,9 @@ _read: list[tuple[object, ...]] = []
 
 
 def _keep_while_read(lib: ctypes.CDLL, *things: object) -> None:
-    """A helper thread that the system stopped in the middle of an item, which was then taken over, reads on when it goes on: what it reads must be there."""
+    """A helper thread that the system stopped in the middle of an item, which was then taken over, reads on
+    when it goes on: what it reads must be there.
+    """
     _read.append(things)
     if lib.cbviz_quiet():
         _read.clear()
@@ -173,10 +274,14 @@ def op_set(built: native.Native) -> OpSet:
         n = len(logits)
         best, gap, total = torch.empty(n, dtype=torch.int64), torch.empty(n), torch.empty(n)
         sizes = (c_int64(x) for x in (n, logits.shape[1], torch.get_num_threads()))
-        failed = lib.cbviz_choose(c_void_p(logits.data_ptr()), *sizes, *(c_void_p(t.data_ptr()) for t in (best, gap, total)))
+        failed = lib.cbviz_choose(
+            c_void_p(logits.data_ptr()), *sizes, *(c_void_p(t.data_ptr()) for t in (best, gap, total))
+        )
         _keep_while_read(lib, logits, best, gap, total)
         if failed:
             raise MemoryError("no memory for the kernels' own buffers")
         return best.tolist(), gap.tolist(), total.tolist()
 
-    return replace(cpu_ops.CPU, name="compiled", about=f"one call a step, {built.about}", whole=whole, choose=choose)
+    return replace(
+        cpu_ops.CPU, name="compiled", about=f"one call a step, {built.about}", whole=whole, choose=choose
+    )

@@ -1,6 +1,8 @@
-"""Measures what an accelerator reaches through torch: memory bandwidth and arithmetic in the precision of the weights. Keeps nothing: that is `cost.calibrate`'s.
+"""Measures what an accelerator reaches through torch: memory bandwidth and arithmetic in the precision of the
+weights. Keeps nothing: that is `cost.calibrate`'s.
 
-* bandwidth: the larger of reading an array (a sum) and copying it (bytes read and written), best of several passes; the array is far larger than any cache.
+* bandwidth: the larger of reading an array (a sum) and copying it (bytes read and written), best of several
+  passes; the array is far larger than any cache.
 * arithmetic: a square matrix product in the given type, best of several passes.
 """
 
@@ -24,19 +26,29 @@ def name_of(device: torch.device) -> str:
 
 
 def uuid_of(device: torch.device) -> str:
-    """What NVML calls the card, '' where torch does not say: its own numbering need not be that of CUDA_VISIBLE_DEVICES."""
+    """What NVML calls the card, '' where torch does not say: its own numbering need not be that of
+    CUDA_VISIBLE_DEVICES.
+    """
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return f"GPU-{found}" if found is not None else ""
 
 
-def measure(device: torch.device, dtype: torch.dtype = torch.float16, progress: Callable[[float, str], None] | None = None, *,
-            num_bytes: int = 2 << 30, side: int = 8192) -> DeviceSpec:
+def measure(
+    device: torch.device,
+    dtype: torch.dtype = torch.float16,
+    progress: Callable[[float, str], None] | None = None,
+    *,
+    num_bytes: int = 2 << 30,
+    side: int = 8192,
+) -> DeviceSpec:
     """Measures (about a second). `num_bytes` and `side`: sizes of array and matrix."""
     tell = progress or (lambda share, text: None)
     tell(0.0, "measuring memory bandwidth")
     a = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     b = torch.empty_like(a)
-    bandwidth = max(num_bytes / _best(a.sum, device), 2 * num_bytes / _best(functools.partial(b.copy_, a), device))
+    bandwidth = max(
+        num_bytes / _best(a.sum, device), 2 * num_bytes / _best(functools.partial(b.copy_, a), device)
+    )
     del a, b
     tell(0.6, "measuring arithmetic")
     m = torch.full((side, side), 0.5, dtype=dtype, device=device)
@@ -44,9 +56,20 @@ def measure(device: torch.device, dtype: torch.dtype = torch.float16, progress: 
     flops = 2 * side**3 / _best(lambda: torch.mm(m, m, out=out), device)
     total = float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0.0
     kind = str(dtype).removeprefix("torch.")
-    how = f"best read or copy of {num_bytes >> 20} MiB; best {kind} product of {side} x {side}, torch {torch.__version__}"
+    how = (
+        f"best read or copy of {num_bytes >> 20} MiB; best {kind} product of {side} x {side}, torch "
+        f"{torch.__version__}"
+    )
     tell(1.0, "done")
-    return DeviceSpec(name_of(device), total, bandwidth, flops, kind="gpu" if device.type == "cuda" else device.type, measured=True, source=how)
+    return DeviceSpec(
+        name_of(device),
+        total,
+        bandwidth,
+        flops,
+        kind="gpu" if device.type == "cuda" else device.type,
+        measured=True,
+        source=how,
+    )
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:

@@ -1,8 +1,8 @@
 """Reads a GGUF file: its metadata, and its tensors one by one as float32.
 
-Owns the container format (version 3 and 2, little-endian; the format's own specification is the source). What the block formats
-mean is the `gguf` package's business: its `dequantize` does the arithmetic. Its reader is not used: it takes 2 s and a lot of
-memory for a vocabulary of 49,152 entries, 20 times what this does.
+Owns the container format (version 3 and 2, little-endian; the format's own specification is the source). What
+the block formats mean is the `gguf` package's business: its `dequantize` does the arithmetic. Its reader is
+not used: it takes 2 s and a lot of memory for a vocabulary of 49,152 entries, 20 times what this does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,19 @@ import numpy as np
 from cbviz.config import shown
 from cbviz.model.hub import ModelError
 
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 _STRING, _ARRAY = 8, 9
 MOST_NESTED = 4
 """Depth of lists in lists in the metadata."""
@@ -37,7 +49,11 @@ class _Info:
 
 
 class GgufFile:
-    """An open GGUF file. `metadata`: key to value (numbers, text, lists). Use as a context manager. Raises ModelError if the file is damaged."""
+    """An open GGUF file.
+
+    `metadata`: key to value (numbers, text, lists). Use as a context manager. Raises ModelError if the file
+    is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +72,9 @@ class GgufFile:
     def __enter__(self) -> GgufFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._map.close()
 
     def __contains__(self, name: str) -> bool:
@@ -66,7 +84,10 @@ class GgufFile:
         return self._infos[name].shape
 
     def tensor(self, name: str) -> np.ndarray:
-        """A float32 copy of one tensor, outermost dimension first. Raises ModelError if it is absent, cut short or of an unknown format."""
+        """A float32 copy of one tensor, outermost dimension first.
+
+        Raises ModelError if it is absent, cut short or of an unknown format.
+        """
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -82,14 +103,20 @@ class GgufFile:
             if last % per_block:
                 raise ValueError(f"rows of {last} numbers are no whole blocks of {per_block}")
             if info.offset + size > len(self._map):
-                raise ModelError(f"{self.path} is cut short: tensor {name!r} ends after the file does. Fetch it again.")
-            raw = self._map[info.offset:info.offset + size]  # a copy: no view may outlive the map
+                raise ModelError(
+                    f"{self.path} is cut short: tensor {name!r} ends after the file does. Fetch it again."
+                )
+            raw = self._map[info.offset : info.offset + size]  # a copy: no view may outlive the map
             if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-                data = np.frombuffer(raw, dtype=np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
+                data = np.frombuffer(
+                    raw, dtype=np.float32 if kind == GGMLQuantizationType.F32 else np.float16
+                )
             else:
                 data = dequantize(np.frombuffer(raw, dtype=np.uint8).reshape(*outer, row_bytes), kind)
         except (ValueError, KeyError, NotImplementedError, OverflowError, MemoryError) as e:
-            raise ModelError(f"{self.path}: tensor {name!r} has format {info.kind}, which cannot be read: {e}") from e
+            raise ModelError(
+                f"{self.path}: tensor {name!r} has format {info.kind}, which cannot be read: {e}"
+            ) from e
         return np.asarray(data, dtype=np.float32).reshape(info.shape)
 
     def _scalar(self, form: str) -> Any:
@@ -101,12 +128,17 @@ class GgufFile:
         n = self._scalar("<Q")
         self._ask(n)
         self._at += n
-        return self._map[self._at - n:self._at].decode("utf-8")
+        return self._map[self._at - n : self._at].decode("utf-8")
 
     def _ask(self, num_bytes: int) -> None:
-        """Raises IndexError if the file does not hold so many more bytes: before anything of that size is made."""
+        """Raises IndexError if the file does not hold so many more bytes: before anything of that size is
+        made.
+        """
         if num_bytes > len(self._map) - self._at:
-            raise IndexError(f"{num_bytes:,} bytes are announced at place {self._at:,}, {len(self._map) - self._at:,} are there")
+            raise IndexError(
+                f"{num_bytes:,} bytes are announced at place {self._at:,}, {len(self._map) - self._at:,} "
+                "are there"
+            )
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:

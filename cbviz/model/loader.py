@@ -1,10 +1,11 @@
 """GGUF and safetensors -> weights in the engine's layout, and the tokenizer. No `transformers`.
 
-Owns the translation of names and layouts, and the converted copy in the cache: `weights.safetensors` holds float32 tensors, query,
-key and value fused, gate and up fused, laid out so that the file is memory-mapped and used as it is. Kernels on one machine share
-its pages; loading again takes no conversion. The copy is keyed by the source's files and `LAYOUT`, written beside and renamed.
-Other precisions are files of the same kind beside it, `weights-fast.safetensors` and `weights-int8.safetensors`, made from it on first use.
-A file that is shorter than its header says is made anew.
+Owns the translation of names and layouts, and the converted copy in the cache: `weights.safetensors` holds
+float32 tensors, query, key and value fused, gate and up fused, laid out so that the file is memory-mapped and
+used as it is. Kernels on one machine share its pages; loading again takes no conversion. The copy is keyed by
+the source's files and `LAYOUT`, written beside and renamed. Other precisions are files of the same kind
+beside it, `weights-fast.safetensors` and `weights-int8.safetensors`, made from it on first use. A file that
+is shorter than its header says is made anew.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ from cbviz.model.ops import OpSet
 from cbviz.model.tokenizer import Tokenizer
 
 LAYOUT = 1
-"""Raised whenever the converted file's contents would differ: older copies are then not found, and removed."""
+"""Raised whenever the converted file's contents would differ: older copies are then not found, and removed.
+"""
 _ALIGN = 4096
 _EXACT = "weights.safetensors"
 _SCALE = ".scale"
-_TYPES: dict[str, tuple[str, torch.dtype]] = {"F32": ("<f4", torch.float32), "F16": ("<f2", torch.float16), "I8": ("i1", torch.int8)}
+_TYPES: dict[str, tuple[str, torch.dtype]] = {
+    "F32": ("<f4", torch.float32),
+    "F16": ("<f2", torch.float16),
+    "I8": ("i1", torch.int8),
+}
 """How safetensors names a type, and what it is here."""
 
 Array = np.ndarray[Any, Any]
@@ -49,9 +55,12 @@ Read = Callable[[str], Array]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Weights, shape and tokenizer of one model, before operators are chosen. `tokenizer` is None where the source has none.
+    """Weights, shape and tokenizer of one model, before operators are chosen.
 
-    `weights`: the exact ones, mapped; no page of them is read until somebody uses them. `folder`: the converted copy, None for a model made by hand.
+    `tokenizer` is None where the source has none.
+
+    `weights`: the exact ones, mapped; no page of them is read until somebody uses them. `folder`: the
+    converted copy, None for a model made by hand.
     """
 
     name: str
@@ -63,7 +72,14 @@ class LoadedModel:
     folder: Path | None = None
     _other: dict[str, Weights] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    def decoder(self, ops: OpSet, window: int = 0, precision: str = "exact", sinks: int = 0, device: torch.device | str | None = None) -> Decoder:
+    def decoder(
+        self,
+        ops: OpSet,
+        window: int = 0,
+        precision: str = "exact",
+        sinks: int = 0,
+        device: torch.device | str | None = None,
+    ) -> Decoder:
         """`device`: where its weights lie; None: where `weights` do."""
         return Decoder(self.config, self.weights_in(precision, device), ops, window, sinks)
 
@@ -71,7 +87,9 @@ class LoadedModel:
         """The weights as `precision` holds them; every caller gets the same tensors. Raises ModelError."""
         home = self.weights.norm.device
         device = torch.device(device) if device is not None else home
-        if device.type != home.type:  # "cuda" is whatever card is current; other cards are named by a model of their own
+        if (
+            device.type != home.type
+        ):  # "cuda" is whatever card is current; other cards are named by a model of their own
             name = f"{precision} on {device}"
             if name not in self._other:
                 self._other[name] = _weights(self.config, dict(_named(self.weights_in(precision))), device)
@@ -80,10 +98,16 @@ class LoadedModel:
             return self.weights
         if precision not in self._other:
             if self.folder is not None:
-                self._other[precision] = _weights(self.config, _matrices(_in_precision(self.folder, precision)), home)
+                self._other[precision] = _weights(
+                    self.config, _matrices(_in_precision(self.folder, precision)), home
+                )
             else:
                 exact = {name: t for name, t in _named(self.weights) if isinstance(t, torch.Tensor)}
-                self._other[precision] = _weights(self.config, {n: convert(t, precision) if _is_converted(n, t) else t for n, t in exact.items()}, home)
+                self._other[precision] = _weights(
+                    self.config,
+                    {n: convert(t, precision) if _is_converted(n, t) else t for n, t in exact.items()},
+                    home,
+                )
         return self._other[precision]
 
     def spec(self, precision: str = "exact") -> ModelSpec:
@@ -92,23 +116,44 @@ class LoadedModel:
         return self.config.spec(self.title, self.decoder(REFERENCE).num_params, precision)
 
 
-def load(model: str | ModelSource = "smollm2", *, device: torch.device | str = "cpu", progress: Progress | None = None) -> LoadedModel:
-    """Loads a model: what `hub.resolve` takes, or a source it returned. Converts on first use. Raises ModelError."""
+def load(
+    model: str | ModelSource = "smollm2",
+    *,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Loads a model: what `hub.resolve` takes, or a source it returned.
+
+    Converts on first use. Raises ModelError.
+    """
     source = hub.resolve(model, progress) if isinstance(model, str) else model
     folder = _converted(source)
     about = json.loads((folder / "model.json").read_text("utf-8"))
     config = DecoderConfig.from_dict(about["config"])
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
     weights = _weights(config, dict(_map(folder / _EXACT)), device)
-    return LoadedModel(source.name, source.title, config, weights, tokenizer, tuple(about["eos_token_ids"]), folder)
+    return LoadedModel(
+        source.name, source.title, config, weights, tokenizer, tuple(about["eos_token_ids"]), folder
+    )
 
 
 def _weights(config: DecoderConfig, tensors: dict[str, Matrix], device: torch.device | str) -> Weights:
     on = {name: to_device(t, device) for name, t in tensors.items()}
-    layers = [LayerWeights(**{slot: on[f"layers.{i}.{slot}"] for slot in LayerWeights.__slots__ if f"layers.{i}.{slot}" in on}) for i in range(config.num_layers)]  # type: ignore[arg-type]
+    layers = [
+        LayerWeights(
+            **{  # type: ignore[arg-type]
+                slot: on[f"layers.{i}.{slot}"]
+                for slot in LayerWeights.__slots__
+                if f"layers.{i}.{slot}" in on
+            }
+        )
+        for i in range(config.num_layers)
+    ]
     norm, frequencies = on["norm"], on["inverse_frequencies"]
     assert isinstance(norm, torch.Tensor) and isinstance(frequencies, torch.Tensor)
-    return Weights(on["embed"], layers, norm, on["embed"] if config.tied_embeddings else on["head"], frequencies)
+    return Weights(
+        on["embed"], layers, norm, on["embed"] if config.tied_embeddings else on["head"], frequencies
+    )
 
 
 def _named(w: Weights) -> Iterator[tuple[str, Matrix]]:
@@ -139,11 +184,16 @@ def _converted(source: ModelSource) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
     except OSError as e:
-        raise ModelError(f"{source.title} cannot be converted: neither the cache {kept.parent} nor a temporary folder can be written "
-                         f"({e.strerror or e}); set CBVIZ_CACHE to another folder") from e
+        raise ModelError(
+            f"{source.title} cannot be converted: neither the cache {kept.parent} nor a temporary folder "
+            "can be written "
+            f"({e.strerror or e}); set CBVIZ_CACHE to another folder"
+        ) from e
     try:
         with hub.reading(source.path), ExitStack() as stack:
-            config, tokenizer, eos, tensors = (_open_gguf if source.kind == "gguf" else _open_folder)(source.path, stack)
+            config, tokenizer, eos, tensors = (_open_gguf if source.kind == "gguf" else _open_folder)(
+                source.path, stack
+            )
             _write(scratch / _EXACT, tensors)
         if tokenizer is not None:
             tokenizer.save(scratch)
@@ -158,7 +208,10 @@ def _converted(source: ModelSource) -> Path:
             if not (folder / "model.json").exists():  # else another process was quicker
                 raise
     except OSError as e:
-        raise ModelError(f"{source.title} could not be converted into {root}: {e.strerror or e}. Its float32 weights need room there; set CBVIZ_CACHE to another folder.") from e
+        raise ModelError(
+            f"{source.title} could not be converted into {root}: {e.strerror or e}. Its float32 weights "
+            "need room there; set CBVIZ_CACHE to another folder."
+        ) from e
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
@@ -170,7 +223,9 @@ def _is_converted_copy(folder: Path) -> bool:
 
 
 def _in_precision(folder: Path, precision: str) -> Path:
-    """The file of these weights in another precision, made from the float32 one if it is not there or cut short."""
+    """The file of these weights in another precision, made from the float32 one if it is not there or cut
+    short.
+    """
     path = folder / f"weights-{precision}.safetensors"
     if _is_whole(path):
         return path
@@ -199,31 +254,44 @@ def _in_precision(folder: Path, precision: str) -> Path:
         assert isinstance(m, torch.Tensor)
         return m.numpy()
 
-    tensors: list[tuple[str, Shape, str, Callable[[], Array]]] = [(name, tuple(t.shape), "F32", t.numpy) for name, t in exact.items() if not _is_converted(name, t)]
+    tensors: list[tuple[str, Shape, str, Callable[[], Array]]] = [
+        (name, tuple(t.shape), "F32", t.numpy) for name, t in exact.items() if not _is_converted(name, t)
+    ]
     for name, t in matrix:
-        tensors += [(name, tuple(t.shape), "F16", partial(halves, t))] if precision == "fast" else both(name, t)
+        tensors += (
+            [(name, tuple(t.shape), "F16", partial(halves, t))] if precision == "fast" else both(name, t)
+        )
     handle, part = tempfile.mkstemp(dir=home, prefix="partial-")
     os.close(handle)
     try:
         _write_as(Path(part), tensors)
         os.replace(part, path)
     except OSError as e:
-        raise ModelError(f"the weights in precision {precision!r} could not be written into {home}: {e.strerror or e}. Make room there, set CBVIZ_CACHE to another folder, "
-                         "or precision to 'exact'.") from e
+        raise ModelError(
+            f"the weights in precision {precision!r} could not be written into {home}: {e.strerror or e}. "
+            "Make room there, set CBVIZ_CACHE to another folder, "
+            "or precision to 'exact'."
+        ) from e
     finally:
         Path(part).unlink(missing_ok=True)
     return path
 
 
 def _is_converted(name: str, t: torch.Tensor) -> bool:
-    """Matrices follow the precision; vectors stay float32, and routers, whose rounding could choose another expert."""
+    """Matrices follow the precision; vectors stay float32, and routers, whose rounding could choose another
+    expert.
+    """
     return t.dim() == 2 and not name.endswith(".router")
 
 
 def _matrices(path: Path) -> dict[str, Matrix]:
     """The tensors of a file, a matrix of 8 bits together with its scales."""
     tensors = _map(path)
-    return {n: Int8Matrix(t, tensors[f"{n}{_SCALE}"]) if t.dtype == torch.int8 else t for n, t in tensors.items() if not n.endswith(_SCALE)}
+    return {
+        n: Int8Matrix(t, tensors[f"{n}{_SCALE}"]) if t.dtype == torch.int8 else t
+        for n, t in tensors.items()
+        if not n.endswith(_SCALE)
+    }
 
 
 def _source_of(folder: Path) -> str | None:
@@ -234,19 +302,35 @@ def _source_of(folder: Path) -> str | None:
 
 
 Tensors = Iterator[tuple[str, tuple[int, ...], Callable[[], Array]]]
-"""(engine's name, shape, how to read it): shapes are known before anything is read, so that the file's header can be written first."""
+"""(engine's name, shape, how to read it): shapes are known before anything is read, so that the file's header
+can be written first.
+"""
 
 
 def _open_gguf(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer | None, list[int], Tensors]:
     f = stack.enter_context(GgufFile(path))
     if "token_embd.weight" not in f:
         raise ModelError(f"{path} has no tensor 'token_embd.weight'")
-    config = DecoderConfig.from_gguf(f.metadata, tied="output.weight" not in f, vocab_size=f.shape("token_embd.weight")[0])
+    config = DecoderConfig.from_gguf(
+        f.metadata, tied="output.weight" not in f, vocab_size=f.shape("token_embd.weight")[0]
+    )
     tokenizer = Tokenizer.from_gguf(f.metadata)
-    names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-             "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-             "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-             "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    names = {
+        "embed_tokens": "token_embd",
+        "norm": "output_norm",
+        "lm_head": "output",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
 
     def gguf_name(name: str) -> str:
         module, kind = name.rsplit(".", 1)
@@ -257,7 +341,8 @@ def _open_gguf(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer |
 
     def read(name: str) -> Array:
         x = f.tensor(gguf_name(name))
-        # llama.cpp keeps Llama's rotated pairs beside one another; the halves of a head stand apart here, as in the original.
+        # llama.cpp keeps Llama's rotated pairs beside one another; the halves of a head stand apart here, as
+        # in the original.
         if config.architecture == "llama" and ".self_attn.q_proj." in name:
             x = _unpermute(x, config.num_heads)
         elif config.architecture == "llama" and ".self_attn.k_proj." in name:
@@ -268,14 +353,21 @@ def _open_gguf(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer |
     frequencies = config.inverse_frequencies().numpy()
     if "rope_freqs.weight" in f:  # llama3's scaling, as one divisor a frequency
         frequencies = frequencies / f.tensor("rope_freqs.weight")
-    return config, tokenizer, list(tokenizer.eos_token_ids), _tensors(config, lambda n: gguf_name(n) in f, read, frequencies)
+    return (
+        config,
+        tokenizer,
+        list(tokenizer.eos_token_ids),
+        _tensors(config, lambda n: gguf_name(n) in f, read, frequencies),
+    )
 
 
 def _check_ends(ids: Iterable[Any], config: DecoderConfig) -> None:
     """Raises ModelError for an end-of-sequence id that the model cannot write."""
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < config.vocab_size:
-            raise ModelError(f"eos_token_id is {shown(i)}, it must lie in 0..{config.vocab_size - 1}, the vocabulary")
+            raise ModelError(
+                f"eos_token_id is {shown(i)}, it must lie in 0..{config.vocab_size - 1}, the vocabulary"
+            )
 
 
 def _unpermute(x: Array, heads: int) -> Array:
@@ -311,13 +403,26 @@ def _open_folder(path: Path, stack: ExitStack) -> tuple[DecoderConfig, Tokenizer
             raise ModelError(f"{path} has no tensor {full(name)!r}")
         tensor: torch.Tensor = where[full(name)].get_tensor(full(name))
         if not tensor.is_floating_point():
-            raise ModelError(f"{path}: tensor {full(name)!r} is {tensor.dtype}; float32, float16 and bfloat16 are read")
+            raise ModelError(
+                f"{path}: tensor {full(name)!r} is {tensor.dtype}; float32, float16 and bfloat16 are read"
+            )
         return tensor.float().numpy()
 
     eos = raw.get("eos_token_id")
-    ids = list(tokenizer.eos_token_ids) if tokenizer is not None else [eos] if isinstance(eos, int) else list(eos or [])
+    ids = (
+        list(tokenizer.eos_token_ids)
+        if tokenizer is not None
+        else [eos]
+        if isinstance(eos, int)
+        else list(eos or [])
+    )
     _check_ends(ids, config)
-    return config, tokenizer, ids, _tensors(config, lambda n: full(n) in where, read, config.inverse_frequencies().numpy())
+    return (
+        config,
+        tokenizer,
+        ids,
+        _tensors(config, lambda n: full(n) in where, read, config.inverse_frequencies().numpy()),
+    )
 
 
 def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequencies: Array) -> Tensors:
@@ -333,7 +438,9 @@ def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequenci
         return shape, lambda: checked(name, shape)
 
     def stacked(sizes: dict[str, int], *rest: int) -> tuple[tuple[int, ...], Callable[[], Array]]:
-        return (sum(sizes.values()), *rest), lambda: np.concatenate([checked(n, (size, *rest)) for n, size in sizes.items()])
+        return (sum(sizes.values()), *rest), lambda: np.concatenate(
+            [checked(n, (size, *rest)) for n, size in sizes.items()]
+        )
 
     yield "inverse_frequencies", frequencies.shape, lambda: frequencies
     yield "embed", *one("embed_tokens.weight", c.vocab_size, c.hidden_size)
@@ -348,24 +455,38 @@ def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequenci
             if has(f"{a}.q_proj.bias"):
                 yield f"layers.{i}.qkv_bias", *stacked({f"{n}.bias": s for n, s in qkv.items()})
             if c.qk_norm or c.qk_norm_whole:
-                yield f"layers.{i}.q_norm", *one(f"{a}.q_norm.weight", c.q_size if c.qk_norm_whole else c.head_dim)
-                yield f"layers.{i}.k_norm", *one(f"{a}.k_norm.weight", c.kv_size if c.qk_norm_whole else c.head_dim)
+                yield (
+                    f"layers.{i}.q_norm",
+                    *one(f"{a}.q_norm.weight", c.q_size if c.qk_norm_whole else c.head_dim),
+                )
+                yield (
+                    f"layers.{i}.k_norm",
+                    *one(f"{a}.k_norm.weight", c.kv_size if c.qk_norm_whole else c.head_dim),
+                )
         yield f"layers.{i}.o", *one(f"{a}.o_proj.weight", c.hidden_size, c.out_size)
         if has(f"{a}.o_proj.bias"):
             yield f"layers.{i}.o_bias", *one(f"{a}.o_proj.bias", c.hidden_size)
         yield f"layers.{i}.mlp_norm", *one(f"layers.{i}.post_attention_layernorm.weight", c.hidden_size)
         if i in c.sparse_layers:
             m = f"layers.{i}.block_sparse_moe" if c.architecture == "mixtral" else m
-            gate, up, down = ("w1", "w3", "w2") if c.architecture == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+            gate, up, down = (
+                ("w1", "w3", "w2") if c.architecture == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+            )
             width, each = c.moe_intermediate_size, [f"{m}.experts.{e}" for e in range(c.num_experts)]
             yield f"layers.{i}.router", *one(f"{m}.gate.weight", c.num_experts, c.hidden_size)
             if has(f"{m}.gate.e_score_correction_bias"):
                 yield f"layers.{i}.router_bias", *one(f"{m}.gate.e_score_correction_bias", c.num_experts)
-            yield f"layers.{i}.gate_up", *stacked({f"{x}.{n}.weight": width for x in each for n in (gate, up)}, c.hidden_size)
+            yield (
+                f"layers.{i}.gate_up",
+                *stacked({f"{x}.{n}.weight": width for x in each for n in (gate, up)}, c.hidden_size),
+            )
             yield f"layers.{i}.down", *stacked({f"{x}.{down}.weight": c.hidden_size for x in each}, width)
             if c.shared_intermediate_size:
                 s, width = f"{m}.shared_experts", c.shared_intermediate_size
-                yield f"layers.{i}.shared_gate_up", *stacked({f"{s}.gate_proj.weight": width, f"{s}.up_proj.weight": width}, c.hidden_size)
+                yield (
+                    f"layers.{i}.shared_gate_up",
+                    *stacked({f"{s}.gate_proj.weight": width, f"{s}.up_proj.weight": width}, c.hidden_size),
+                )
                 yield f"layers.{i}.shared_down", *one(f"{s}.down_proj.weight", c.hidden_size, width)
             continue
         gate_up = {f"{m}.gate_proj": c.intermediate_size, f"{m}.up_proj": c.intermediate_size}
@@ -380,9 +501,18 @@ def _tensors(c: DecoderConfig, has: Callable[[str], bool], read: Read, frequenci
         yield "head", *one("lm_head.weight", c.vocab_size, c.hidden_size)
 
 
-def _latent(c: DecoderConfig, i: int, a: str, checked: Callable[..., Array], one: Callable[..., tuple[Shape, Callable[[], Array]]]) -> Tensors:
-    """MLA's projections: what is taken from the hidden state in one matrix, the rest as it stands. Rotated parts get their halves apart, as everywhere in the engine;
-    queries and the shared key alike, so that their products stay what they are."""
+def _latent(
+    c: DecoderConfig,
+    i: int,
+    a: str,
+    checked: Callable[..., Array],
+    one: Callable[..., tuple[Shape, Callable[[], Array]]],
+) -> Tensors:
+    """MLA's projections: what is taken from the hidden state in one matrix, the rest as it stands.
+
+    Rotated parts get their halves apart, as everywhere in the engine; queries and the shared key alike, so
+    that their products stay what they are.
+    """
 
     def apart(x: Array, heads: int) -> Array:
         """The last qk_rope_head_dim rows of each head, from pairs to halves."""
@@ -396,15 +526,28 @@ def _latent(c: DecoderConfig, i: int, a: str, checked: Callable[..., Array], one
         return apart(checked(name, (c.q_size, width)), c.num_heads)
 
     def down() -> Array:
-        q = checked(f"{a}.q_a_proj.weight", (c.q_lora_rank, c.hidden_size)) if c.q_lora_rank else queries(f"{a}.q_proj.weight", c.hidden_size)
-        return np.concatenate((q, apart(checked(f"{a}.kv_a_proj_with_mqa.weight", (c.latent_size, c.hidden_size)), 1)))
+        q = (
+            checked(f"{a}.q_a_proj.weight", (c.q_lora_rank, c.hidden_size))
+            if c.q_lora_rank
+            else queries(f"{a}.q_proj.weight", c.hidden_size)
+        )
+        return np.concatenate(
+            (q, apart(checked(f"{a}.kv_a_proj_with_mqa.weight", (c.latent_size, c.hidden_size)), 1))
+        )
 
     yield f"layers.{i}.qkv", ((c.q_lora_rank or c.q_size) + c.latent_size, c.hidden_size), down
     if c.q_lora_rank:
         yield f"layers.{i}.q_a_norm", *one(f"{a}.q_a_layernorm.weight", c.q_lora_rank)
-        yield f"layers.{i}.q_b", (c.q_size, c.q_lora_rank), lambda: queries(f"{a}.q_b_proj.weight", c.q_lora_rank)
+        yield (
+            f"layers.{i}.q_b",
+            (c.q_size, c.q_lora_rank),
+            lambda: queries(f"{a}.q_b_proj.weight", c.q_lora_rank),
+        )
     yield f"layers.{i}.kv_a_norm", *one(f"{a}.kv_a_layernorm.weight", c.kv_lora_rank)
-    yield f"layers.{i}.kv_b", *one(f"{a}.kv_b_proj.weight", c.num_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank)
+    yield (
+        f"layers.{i}.kv_b",
+        *one(f"{a}.kv_b_proj.weight", c.num_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
+    )
 
 
 def _write(path: Path, tensors: Tensors) -> None:
@@ -413,7 +556,9 @@ def _write(path: Path, tensors: Tensors) -> None:
 
 
 def _write_as(path: Path, todo: list[tuple[str, Shape, str, Callable[[], Array]]]) -> None:
-    """A safetensors file of (name, shape, type, how to make it) whose data starts on a page. One tensor in memory at a time.
+    """A safetensors file of (name, shape, type, how to make it) whose data starts on a page.
+
+    One tensor in memory at a time.
 
     8-bit tensors stand behind all others, so that every number lies on a multiple of its size.
     """
@@ -438,10 +583,15 @@ def _write_as(path: Path, todo: list[tuple[str, Shape, str, Callable[[], Array]]
 
 
 def _map(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file of `_write`, memory-mapped: private pages, shared with every process until somebody writes, which nobody does."""
+    """The tensors of a file of `_write`, memory-mapped: private pages, shared with every process until
+    somebody writes, which nobody does.
+    """
     begin, header = _header(path)
     data = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[begin:]
-    return {name: data[slice(*h["data_offsets"])].view(_TYPES[h["dtype"]][1]).view(h["shape"]) for name, h in header.items()}
+    return {
+        name: data[slice(*h["data_offsets"])].view(_TYPES[h["dtype"]][1]).view(h["shape"])
+        for name, h in header.items()
+    }
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""A weight matrix in one of three forms: float32, 16 bits, or 8 bits with a scale a row. Owns their meaning and how they are made from float32.
+"""A weight matrix in one of three forms: float32, 16 bits, or 8 bits with a scale a row.
+
+Owns their meaning and how they are made from float32.
 
     float32   torch.Tensor [out, in]
     16 bits   torch.Tensor [out, in], IEEE half: relative rounding 2^-11
@@ -39,12 +41,18 @@ Matrix = Union[torch.Tensor, Int8Matrix]  # noqa: UP007 - an alias at run time, 
 
 
 def convert(weight: torch.Tensor, precision: str) -> Matrix:
-    """A float32 matrix in the form that `precision` holds it in. Raises ModelError for numbers that 16 bits cannot hold."""
+    """A float32 matrix in the form that `precision` holds it in.
+
+    Raises ModelError for numbers that 16 bits cannot hold.
+    """
     if precision == "exact":
         return weight
     if precision == "fast":
         if (top := float(weight.abs().max())) > _HALF_MAX:
-            raise ModelError(f"precision 'fast' holds weights in 16 bits, up to {_HALF_MAX:,.0f}; this model has a weight of {top:.3g}. Set precision to 'exact'.")
+            raise ModelError(
+                f"precision 'fast' holds weights in 16 bits, up to {_HALF_MAX:,.0f}; this model has a "
+                f"weight of {top:.3g}. Set precision to 'exact'."
+            )
         return weight.half()
     if precision == "int8":
         scale = weight.abs().amax(dim=1) / 127

@@ -1,8 +1,10 @@
-"""Compiles `cpu_kernels.c` on first use and loads it. Owns the compiler's command line and the built library in the cache.
+"""Compiles `cpu_kernels.c` on first use and loads it.
 
-No compiler is required: where there is none, or it fails, `library()` says why and the operators in plain torch are used. The built
-file is keyed by source, flags, compiler and processor, written beside and renamed, and checked by its digest before it is loaded.
-CBVIZ_COMPILE=0 turns compiling off; CC names another compiler.
+Owns the compiler's command line and the built library in the cache.
+
+No compiler is required: where there is none, or it fails, `library()` says why and the operators in plain
+torch are used. The built file is keyed by source, flags, compiler and processor, written beside and renamed,
+and checked by its digest before it is loaded. CBVIZ_COMPILE=0 turns compiling off; CC names another compiler.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ _TIMEOUT_S = 180
 
 @dataclass(frozen=True)
 class Native:
-    """`lib` is None where nothing could be compiled. `about`: one line for people: what was built, or why not."""
+    """`lib` is None where nothing could be compiled.
+
+    `about`: one line for people: what was built, or why not.
+    """
 
     lib: ctypes.CDLL | None
     about: str
@@ -53,7 +58,13 @@ def library() -> Native:
         lib.cbviz_features.restype = ctypes.c_char_p
     except (OSError, AttributeError, subprocess.SubprocessError) as e:
         said = getattr(e, "stderr", None)
-        return Native(None, f"{compiler} could not build the kernels: {(said.strip().splitlines() or [str(e)])[0] if isinstance(said, str) else e}")
+        return Native(
+            None,
+            (
+                f"{compiler} could not build the kernels: "
+                f"{(said.strip().splitlines() or [str(e)])[0] if isinstance(said, str) else e}"
+            ),
+        )
     return Native(lib, f"compiled by {Path(compiler).name} for {lib.cbviz_features().decode()}")
 
 
@@ -64,9 +75,16 @@ def find_compiler() -> str | None:
 
 
 def _built(compiler: str) -> Path:
-    """The shared library's path; compiled if it is not there or not what was written. Raises OSError or SubprocessError."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout.splitlines()[:1]
-    key = hashlib.sha256(repr((SOURCE.read_bytes(), _FLAGS, _TUNES, version, platform.machine(), _processor())).encode()).hexdigest()[:24]
+    """The shared library's path; compiled if it is not there or not what was written.
+
+    Raises OSError or SubprocessError.
+    """
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    ).stdout.splitlines()[:1]
+    key = hashlib.sha256(
+        repr((SOURCE.read_bytes(), _FLAGS, _TUNES, version, platform.machine(), _processor())).encode()
+    ).hexdigest()[:24]
     kept = hub.cache_path() / "kernels" / f"cpu-{key}.so"
     if _intact(kept, kept.with_suffix(".sha256")):
         return kept
@@ -75,7 +93,13 @@ def _built(compiler: str) -> Path:
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as scratch:
         made = Path(scratch) / path.name
         for last, tune in enumerate(_TUNES, 1):
-            done = subprocess.run([compiler, *_FLAGS, *tune, "-o", str(made), str(SOURCE), "-lm"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                [compiler, *_FLAGS, *tune, "-o", str(made), str(SOURCE), "-lm"],
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
             if done.returncode == 0:
                 break
             if last == len(_TUNES):
@@ -99,4 +123,6 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))}))
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))})
+    )

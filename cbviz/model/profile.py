@@ -1,7 +1,9 @@
-"""What runs inside one pass: the parts of the compiled CPU pass by its own marks, else every operator and kernel as torch's profiler sees it.
+"""What runs inside one pass: the parts of the compiled CPU pass by its own marks, else every operator and
+kernel as torch's profiler sees it.
 
-Owns the clocks and the shape of a `StepProfile`; knows no step and no request. The compiled pass is timed by itself (it costs
-nothing that could be seen); under torch's profiler a pass takes longer than it does otherwise, and `total_s` says how long it took then.
+Owns the clocks and the shape of a `StepProfile`; knows no step and no request. The compiled pass is timed by
+itself (it costs nothing that could be seen); under torch's profiler a pass takes longer than it does
+otherwise, and `total_s` says how long it took then.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ MOST_SPANS = 4000
 
 
 def watch(run: Callable[[], T], whole: Any, device: torch.device) -> tuple[T, StepProfile]:
-    """Calls `run` once and tells what ran inside. `whole`: the decoder's pass in one call, or None. Raises what `run` raises."""
+    """Calls `run` once and tells what ran inside.
+
+    `whole`: the decoder's pass in one call, or None. Raises what `run` raises.
+    """
     if hasattr(whole, "marking"):
         return _by_marks(run, whole)
     return _by_torch(run, device)
@@ -47,7 +52,9 @@ def _by_marks(run: Callable[[], T], whole: Any) -> tuple[T, StepProfile]:
             spans.append((PARTS[part], at + last, end - last, 0))
             last = end
         spans.append(("after the pass: choice of tokens, ledger", at + last, max(0.0, total - at - last), 0))
-    return out, profile("the compiled pass's own clock", spans, ["One pass, its parts in turn, each on all threads"], total)
+    return out, profile(
+        "the compiled pass's own clock", spans, ["One pass, its parts in turn, each on all threads"], total
+    )
 
 
 def _by_torch(run: Callable[[], T], device: torch.device) -> tuple[T, StepProfile]:
@@ -71,10 +78,16 @@ _PASS = "cbviz pass"
 
 
 def from_events(events: Iterable[Any]) -> tuple[list[Span], list[str]]:
-    """Spans and lanes of torch's profiler events: operators of the host that no other holds, and each stream's kernels and copies in a lane of its own."""
+    """Spans and lanes of torch's profiler events: operators of the host that no other holds, and each
+    stream's kernels and copies in a lane of its own.
+    """
     listed = list(events)
     outer = next((e for e in listed if e.name == _PASS and "CUDA" not in str(e.device_type)), None)
-    begin, end = (outer.time_range.start, outer.time_range.end) if outer is not None else (min((e.time_range.start for e in listed), default=0.0), float("inf"))
+    begin, end = (
+        (outer.time_range.start, outer.time_range.end)
+        if outer is not None
+        else (min((e.time_range.start for e in listed), default=0.0), float("inf"))
+    )
     host: list[Span] = []
     streams: dict[Any, list[Span]] = {}
     covered = begin
@@ -85,7 +98,9 @@ def from_events(events: Iterable[Any]) -> tuple[list[Span], list[str]]:
         span = (e.name, (start - begin) * 1e-6, (stop - start) * 1e-6)
         if "CUDA" in str(e.device_type):
             streams.setdefault(getattr(e, "device_resource_id", 0), []).append((*span, 0))
-        elif start >= covered and start < end and e.thread == (outer.thread if outer is not None else e.thread):
+        elif (
+            start >= covered and start < end and e.thread == (outer.thread if outer is not None else e.thread)
+        ):
             host.append((*span, 0))
             covered = stop
     lanes = ["Operators, as the host calls them"]
@@ -104,7 +119,16 @@ def profile(source: str, spans: list[Span], lanes: list[str], total_s: float) ->
     spans = sorted(spans, key=lambda s: (s[1], s[3]))
     names = list(dict.fromkeys(s[0] for s in spans))
     place = {name: i for i, name in enumerate(names)}
-    return StepProfile(source, names, [place[s[0]] for s in spans], [round(s[1], 9) for s in spans], [round(s[2], 9) for s in spans], [s[3] for s in spans], lanes, total_s)
+    return StepProfile(
+        source,
+        names,
+        [place[s[0]] for s in spans],
+        [round(s[1], 9) for s in spans],
+        [round(s[2], 9) for s in spans],
+        [s[3] for s in spans],
+        lanes,
+        total_s,
+    )
 
 
 __all__ = ["from_events", "profile", "watch"]

@@ -1,14 +1,14 @@
 """KV blocks on the host: where they lie, and how they get there and back beside the model's pass.
 
-Owns the host's memory, its ledger and the copying thread (CPU) or stream (CUDA, pinned memory). Knows no request: pairs of (device block, host block) come in,
-measured spans go out. The order that a step must keep:
+Owns the host's memory, its ledger and the copying thread (CPU) or stream (CUDA, pinned memory). Knows no
+request: pairs of (device block, host block) come in, measured spans go out. The order that a step must keep:
 
     copier   | urgent out |  in  |  the rest out ...            urgent: blocks that this step overwrites
     model                        | pass ........................|
                           copies ^ on the device                ^ everything has ended
 
-A host block holds one block of every part of the store, side by side, so that a copy is one piece there. What a block holds is stated by the ledger: cleared
-before a copy, set after it, as in `kv_store`.
+A host block holds one block of every part of the store, side by side, so that a copy is one piece there. What
+a block holds is stated by the ledger: cleared before a copy, set after it, as in `kv_store`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Pairs = Sequence[tuple[int, int]]
 
 
 class HostStore:
-    """`num_blocks` blocks beside `kv`. Memory is taken when it is first written (CPU) or at once, pinned (CUDA)."""
+    """`num_blocks` blocks beside `kv`.
+
+    Memory is taken when it is first written (CPU) or at once, pinned (CUDA).
+    """
 
     def __init__(self, kv: KVStore, num_blocks: int) -> None:
         self.kv = kv
@@ -49,14 +52,22 @@ class HostStore:
         self.bytes_per_block = sum(p[0].numel() * p.element_size() for p in self.parts)
         self._stream = torch.cuda.Stream(kv.device) if self.cuda else None
         self._thread = None if self.cuda else ThreadPoolExecutor(1, thread_name_prefix="cbviz-swap")
-        self._open: list[tuple[str, int, Future[tuple[float, float]] | tuple[torch.cuda.Event, torch.cuda.Event]]] = []
+        self._open: list[
+            tuple[str, int, Future[tuple[float, float]] | tuple[torch.cuda.Event, torch.cuda.Event]]
+        ] = []
         self._then: list[Callable[[], None]] = []
         self._t0 = 0.0
         self._zero: tuple[torch.cuda.Event, float] | None = None
-        """CUDA: a mark that the idle copying stream passed at once, and when that was, in seconds from the spans' zero."""
+        """CUDA: a mark that the idle copying stream passed at once, and when that was, in seconds from the
+        spans' zero.
+        """
 
     def begin(self, out: Pairs, back: Pairs, overwritten: set[int], t0: float) -> None:
-        """Starts the step's copies. On return the blocks in `overwritten` and those of `back` may be used; the rest goes on until `end`. `t0`: the spans' zero."""
+        """Starts the step's copies.
+
+        On return the blocks in `overwritten` and those of `back` may be used; the rest goes on until `end`.
+        `t0`: the spans' zero.
+        """
         self._t0 = t0
         if self._stream is not None:
             mark = torch.cuda.Event(enable_timing=True)
@@ -81,7 +92,10 @@ class HostStore:
             self.kv.ledger[[d for d, _ in back]] = self.ledger[[h for _, h in back]]
 
     def end(self) -> list[Span]:
-        """Waits for what still goes on. Returns the measured spans of this step's copies. Raises what a copy raised, once none goes on."""
+        """Waits for what still goes on.
+
+        Returns the measured spans of this step's copies. Raises what a copy raised, once none goes on.
+        """
         spans = []
         opened, then, self._open, self._then = self._open, self._then, [], []
         wait_for([work for _, _, work in opened if isinstance(work, Future)])
@@ -103,10 +117,16 @@ class HostStore:
         self.end()
         self.ledger.fill(EMPTY)
 
-    def _start(self, what: str, pairs: Pairs) -> Future[tuple[float, float]] | tuple[torch.cuda.Event, torch.cuda.Event] | None:
+    def _start(
+        self, what: str, pairs: Pairs
+    ) -> Future[tuple[float, float]] | tuple[torch.cuda.Event, torch.cuda.Event] | None:
         if not pairs:
             return None
-        work = self._on_stream(what, pairs) if self._thread is None else self._thread.submit(self._copy, what, list(pairs))
+        work = (
+            self._on_stream(what, pairs)
+            if self._thread is None
+            else self._thread.submit(self._copy, what, list(pairs))
+        )
         self._open.append((what, len(pairs), work))
         return work
 
@@ -114,10 +134,14 @@ class HostStore:
         if isinstance(work, Future):
             work.result()
         else:
-            torch.cuda.current_stream(self.kv.device).wait_event(work[1])  # the device waits, the host goes on
+            torch.cuda.current_stream(self.kv.device).wait_event(
+                work[1]
+            )  # the device waits, the host goes on
 
     def _copy(self, what: str, pairs: Pairs) -> tuple[float, float]:
-        """In the copying thread. numpy lets go of the interpreter's lock while it copies, and uses this thread alone: the model keeps its own."""
+        """In the copying thread. numpy lets go of the interpreter's lock while it copies, and uses this
+        thread alone: the model keeps its own.
+        """
         t0 = perf_counter()
         for part, host in zip(self.kv.parts, self.parts, strict=True):
             a, b = np.moveaxis(part.numpy(), AXIS, 0), host.numpy()
@@ -129,7 +153,10 @@ class HostStore:
         return t0, perf_counter()
 
     def _on_stream(self, what: str, pairs: Pairs) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """On the copying stream, which first waits for what the model has already been given. Blocks are gathered on the device, so that each crosses the link in one piece."""
+        """On the copying stream, which first waits for what the model has already been given.
+
+        Blocks are gathered on the device, so that each crosses the link in one piece.
+        """
         assert self._stream is not None
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._stream.wait_stream(torch.cuda.current_stream(self.kv.device))

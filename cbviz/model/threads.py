@@ -1,7 +1,8 @@
 """How many threads torch should use here: what the process may really have, not what the machine has.
 
-Owns the reading of container limits. A barrier among more threads than cores waits for a scheduler's slice, which made single
-operators 30 to 300 times slower when it was measured; so the quota counts, not the number of cores.
+Owns the reading of container limits. A barrier among more threads than cores waits for a scheduler's slice,
+which made single operators 30 to 300 times slower when it was measured; so the quota counts, not the number
+of cores.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 
 
 def available_cpus(root: Path = Path("/")) -> int:
-    """Whole cores this process may use, at least 1: the least of the cores seen, the affinity mask and the container's quota (cgroup v2 and v1).
+    """Whole cores this process may use, at least 1: the least of the cores seen, the affinity mask and the
+    container's quota (cgroup v2 and v1).
 
     `root`: where /proc and /sys lie.
     """
@@ -26,7 +28,10 @@ def available_cpus(root: Path = Path("/")) -> int:
 
 
 def use_available_cpus() -> int:
-    """Sets torch's threads to `available_cpus()`, or OMP_NUM_THREADS where the user set it. Returns the number."""
+    """Sets torch's threads to `available_cpus()`, or OMP_NUM_THREADS where the user set it.
+
+    Returns the number.
+    """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     count = int(asked) if asked.isdigit() and int(asked) > 0 else available_cpus()
     if torch.get_num_threads() != count:
@@ -48,14 +53,20 @@ def _quota(root: Path) -> float | None:
         elif "cpu" in controllers.split(","):
             for mount in ("cpu", "cpu,cpuacct"):
                 for folder in _upwards(root / "sys/fs/cgroup" / mount, path):
-                    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+                    quota, period = (
+                        _read(folder / "cpu.cfs_quota_us").strip(),
+                        _read(folder / "cpu.cfs_period_us").strip(),
+                    )
                     if quota.isdigit() and period.isdigit():
                         found.append(int(quota) / int(period))
     return min(found, default=None)
 
 
 def _upwards(base: Path, path: str) -> list[Path]:
-    """The group's folder and those above it. Inside a container the path of the host's view may not exist; the base then does."""
+    """The group's folder and those above it.
+
+    Inside a container the path of the host's view may not exist; the base then does.
+    """
     parts = [p for p in path.split("/") if p not in ("", "..")]
     return [base.joinpath(*parts[:i]) for i in range(len(parts), -1, -1)]
 

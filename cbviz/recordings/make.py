@@ -1,4 +1,6 @@
-"""Makes the recordings with the real model: `python -m cbviz.recordings.make [NAME ...]`. Takes a minute on two cores."""
+"""Makes the recordings with the real model: `python -m cbviz.recordings.make [NAME ...]`. Takes a minute on
+two cores.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""What executes a plan: made-up tokens (`sim`) or a real model (`torch_runner`). A `SchedulerOutput` is all that a runner gets."""
+"""What executes a plan: made-up tokens (`sim`) or a real model (`torch_runner`).
+
+A `SchedulerOutput` is all that a runner gets.
+"""

@@ -1,6 +1,7 @@
 """What an engine asks of whatever makes tokens.
 
-Owns the protocol and its error. Runners know no queues, policies or clocks of a run: one step's plan comes in, tokens go out.
+Owns the protocol and its error. Runners know no queues, policies or clocks of a run: one step's plan comes
+in, tokens go out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class RunnerError(RuntimeError):
-    """A plan cannot be executed as it stands. The message names the request. Nothing was computed, and the KV ledger claims nothing new."""
+    """A plan cannot be executed as it stands.
+
+    The message names the request. Nothing was computed, and the KV ledger claims nothing new.
+    """
 
 
 @runtime_checkable
@@ -43,14 +47,18 @@ class Runner(Protocol):
         ...
 
     def sync(self, tables: Mapping[str, Sequence[int]], tokens: Mapping[str, Sequence[int]]) -> int:
-        """Makes the KV cache hold what running requests need: by request id, its block table and the token ids computed so far.
+        """Makes the KV cache hold what running requests need: by request id, its block table and the token
+        ids computed so far.
 
         Used after a restore or fork. Returns the number of blocks that were computed again.
         """
         ...
 
     def damaged_blocks(self) -> set[int]:
-        """Blocks that the last pass was writing when it failed; empty after a pass that succeeded. A step that is taken back may not trust them."""
+        """Blocks that the last pass was writing when it failed; empty after a pass that succeeded.
+
+        A step that is taken back may not trust them.
+        """
         ...
 
     def reset(self) -> None:

@@ -8,6 +8,24 @@ from cbviz.trace.trace import Cursor, Segment, Trace, load
 from cbviz.trace.why import why_block, why_chunk, why_missed, why_preempted, why_waiting
 
 __all__ = [
-    "Comparison", "Cursor", "Segment", "Sentence", "Trace", "align", "compare", "compare_all", "compare_tokens", "explain", "format_metrics", "load", "metrics", "request_metrics",
-    "reservation", "why_block", "why_chunk", "why_missed", "why_preempted", "why_waiting",
+    "Comparison",
+    "Cursor",
+    "Segment",
+    "Sentence",
+    "Trace",
+    "align",
+    "compare",
+    "compare_all",
+    "compare_tokens",
+    "explain",
+    "format_metrics",
+    "load",
+    "metrics",
+    "request_metrics",
+    "reservation",
+    "why_block",
+    "why_chunk",
+    "why_missed",
+    "why_preempted",
+    "why_waiting",
 ]

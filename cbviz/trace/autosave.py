@@ -1,8 +1,11 @@
-"""Files of runs: one that grows as the run goes, and one that is written whole. Knows lines and steps, not what is in them.
+"""Files of runs: one that grows as the run goes, and one that is written whole.
 
-Every state of the file is a trace that loads. A new file is written beside its place under a name of its own and then renamed. A step is
-appended in one go, and what a failed write leaves is taken away again. A rewind shortens the file where the step ends, which needs no room.
-Where the disk is full, the folder can't be written or the limit is reached, writing stops, `problem` says so, and the run goes on.
+Knows lines and steps, not what is in them.
+
+Every state of the file is a trace that loads. A new file is written beside its place under a name of its own
+and then renamed. A step is appended in one go, and what a failed write leaves is taken away again. A rewind
+shortens the file where the step ends, which needs no room. Where the disk is full, the folder can't be
+written or the limit is reached, writing stops, `problem` says so, and the run goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT_BYTES = 100_000_000
 LIMIT_VARIABLE = "CBVIZ_AUTOSAVE_BYTES"
 KEYFRAME_SHARE = 8
-"""A keyframe is written once the steps since the last one take this many times its bytes: a run of a large pool is mostly steps then."""
+"""A keyframe is written once the steps since the last one take this many times its bytes: a run of a large
+pool is mostly steps then.
+"""
 
 
 def default_limit() -> int:
@@ -38,9 +43,11 @@ def default_limit() -> int:
 
 
 class replacing:
-    """A file to write beside `target`; when the block ends it takes the place of `target`, or it vanishes if the block raised.
+    """A file to write beside `target`; when the block ends it takes the place of `target`, or it vanishes if
+    the block raised.
 
-    The temporary name is its own, so two writers of one target don't meet. A class, because an interrupt may leave a generator half run.
+    The temporary name is its own, so two writers of one target don't meet. A class, because an interrupt may
+    leave a generator half run.
     """
 
     def __init__(self, target: Path) -> None:
@@ -58,7 +65,9 @@ class replacing:
             self._drop()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         assert self._file is not None
         try:
             if kind is None:
@@ -119,7 +128,9 @@ def body(trace: Trace, thinning: Thinning, steps: int | None = None) -> Iterator
         yield line
 
 
-def write_whole(trace: Trace, out: IO[bytes] | gzip.GzipFile, header: TraceHeader | None = None, steps: int | None = None) -> None:
+def write_whole(
+    trace: Trace, out: IO[bytes] | gzip.GzipFile, header: TraceHeader | None = None, steps: int | None = None
+) -> None:
     """Writes the header (`header`, if it is not the trace's own) and all steps (only `steps` of them)."""
     out.write(encode(header) + b"\n" if header is not None else header_line(trace))
     for lines in body(trace, Thinning(), steps):
@@ -127,7 +138,10 @@ def write_whole(trace: Trace, out: IO[bytes] | gzip.GzipFile, header: TraceHeade
 
 
 class Autosave:
-    """The file that a run writes step by step. No method raises OSError: `problem` says why nothing is written any more, '' while all is well."""
+    """The file that a run writes step by step.
+
+    No method raises OSError: `problem` says why nothing is written any more, '' while all is well.
+    """
 
     def __init__(self, path: str | Path, limit_bytes: int | None = None) -> None:
         self._file: IO[bytes] | None = None
@@ -151,12 +165,17 @@ class Autosave:
         return self._ends[-1] if self._ends else self._start
 
     def begin(self, trace: Trace) -> None:
-        """Writes what there is, in place of whatever stands there; an older file stays whole until the new one is."""
+        """Writes what there is, in place of whatever stands there; an older file stays whole until the new
+        one is.
+        """
         new = Autosave(self.path, self.limit_bytes)
         try:
             new._write_beside(trace)
         except OSError as e:
-            new.problem = f"Autosave is off: {self.path} can't be written ({e.strerror or e}). The run goes on; save it under another name to keep it."
+            new.problem = (
+                f"Autosave is off: {self.path} can't be written ({e.strerror or e}). The run goes on; save "
+                "it under another name to keep it."
+            )
         self._become(new)
 
     def _become(self, new: Autosave) -> None:
@@ -178,7 +197,8 @@ class Autosave:
                 end += len(lines)
                 ends.append(end)
             out.flush()
-            # The open file is kept through the renaming, so that another writer of this name never shares it with us.
+            # The open file is kept through the renaming, so that another writer of this name never shares it
+            # with us.
             kept = os.dup(out.fileno()) if os.name != "nt" else -1
         try:
             self._file = open(kept, "wb", buffering=0) if kept >= 0 else open(self.path, "r+b", buffering=0)  # noqa: SIM115
@@ -203,7 +223,12 @@ class Autosave:
 
     def keyframe(self, step: int, line: bytes) -> None:
         """Adds the keyframe of the last step, if it is worth its bytes."""
-        if self.problem or self._file is None or step != self.num_steps or self._too_long(self.num_bytes + len(line)):
+        if (
+            self.problem
+            or self._file is None
+            or step != self.num_steps
+            or self._too_long(self.num_bytes + len(line))
+        ):
             return
         if not self._thinning.wants(len(line)):
             return
@@ -264,13 +289,18 @@ class Autosave:
         return 0 < self.limit_bytes < num_bytes
 
     def _reached_limit(self, steps: int) -> None:
-        self.problem = (f"Autosave stopped after step {steps}: {self.path.name} has reached its limit of {self.limit_bytes / 1e6:,.6g} MB. The run goes on. "
-                        f"Save the run to keep all of it, or set {LIMIT_VARIABLE} to more bytes (0: no limit).")
+        self.problem = (
+            f"Autosave stopped after step {steps}: {self.path.name} has reached its limit of "
+            f"{self.limit_bytes / 1e6:,.6g} MB. The run goes on. "
+            f"Save the run to keep all of it, or set {LIMIT_VARIABLE} to more bytes (0: no limit)."
+        )
 
     def _failed(self, e: OSError) -> None:
-        self.problem = (f"Autosave stopped after step {self.num_steps}: {self.path} can't be written ({e.strerror or e}). The run goes on, and the file keeps the steps "
-                        "before. Save the run under another name to keep all of it.")
-
+        self.problem = (
+            f"Autosave stopped after step {self.num_steps}: {self.path} can't be written "
+            f"({e.strerror or e}). The run goes on, and the file keeps the steps "
+            "before. Save the run under another name to keep all of it."
+        )
 
 
 def write_text(target: Path, text: str) -> None:

@@ -1,8 +1,11 @@
-"""Two runs side by side: are they the same, and where do they part? Knows traces alone; times never decide equality.
+"""Two runs side by side: are they the same, and where do they part?
 
-Schedules are compared step by step and key by key, tokens request by request. Where a run recorded the gap between its best
-and second-best token, a first difference below `TIE_NATS` is reported as a tie: two correct engines may part there. Where schedules
-part, both runs' reasons are told, and what came of it: who waited longer and for what (`causes`).
+Knows traces alone; times never decide equality.
+
+Schedules are compared step by step and key by key, tokens request by request. Where a run recorded the gap
+between its best and second-best token, a first difference below `TIE_NATS` is reported as a tie: two correct
+engines may part there. Where schedules part, both runs' reasons are told, and what came of it: who waited
+longer and for what (`causes`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,19 @@ from cbviz.trace.trace import Cursor, Trace
 
 TIE_NATS = 0.001
 
-KEYS = ("arrived", "refused", "configured", "admitted", "preempted", "scheduled", "blocks", "evicted", "sampled", "finished", "freed")
+KEYS = (
+    "arrived",
+    "refused",
+    "configured",
+    "admitted",
+    "preempted",
+    "scheduled",
+    "blocks",
+    "evicted",
+    "sampled",
+    "finished",
+    "freed",
+)
 """What is compared of a step, in this order: the first key that differs is reported."""
 _BLOCK_KEYS = ("blocks", "evicted", "freed")
 _TOKEN_KEYS = ("sampled",)
@@ -36,7 +51,10 @@ _TOKEN_KEYS = ("sampled",)
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two schedules part. `ours` and `theirs` are plain values of `key` at `step`, None where a run has no such step."""
+    """The first place where two schedules part.
+
+    `ours` and `theirs` are plain values of `key` at `step`, None where a run has no such step.
+    """
 
     step: int
     key: str
@@ -50,9 +68,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """First differing output position (from 0) of one request. A token is None where that run has no such output.
+    """First differing output position (from 0) of one request.
 
-    `gap_nats`: log-probability of the best token less that of its best rival there, in a run that recorded it (the smaller of two). `tie`: below TIE_NATS.
+    A token is None where that run has no such output.
+
+    `gap_nats`: log-probability of the best token less that of its best rival there, in a run that recorded it
+    (the smaller of two). `tie`: below TIE_NATS.
     """
 
     request_id: str
@@ -67,7 +88,11 @@ class TokenDifference:
     """Natural log-probability of the chosen token in each run."""
 
     def __str__(self) -> str:
-        gap = "" if self.gap_nats is None else f" (the two best were {self.gap_nats:.6f} nats apart{': a tie' if self.tie else ''})"
+        gap = (
+            ""
+            if self.gap_nats is None
+            else f" (the two best were {self.gap_nats:.6f} nats apart{': a tie' if self.tie else ''})"
+        )
         if self.ours is None or self.theirs is None:
             longer = "theirs" if self.ours is None else "ours"
             return f"{self.request_id}: equal for {self.position} tokens, then only {longer} goes on"
@@ -76,7 +101,9 @@ class TokenDifference:
 
 @dataclass(frozen=True)
 class Parting:
-    """The first step at which the schedules (or blocks) differ, and what each run says about it: its reasons, those that both give left out."""
+    """The first step at which the schedules (or blocks) differ, and what each run says about it: its reasons,
+    those that both give left out.
+    """
 
     step: int
     text: str
@@ -105,9 +132,12 @@ class Comparison:
     parting: Parting | None = None
     """Where the schedules part and why; None where they don't."""
     causes: list[Sentence] = field(default_factory=list)
-    """What the difference comes from: who waited longer and for what, preemptions, tokens computed again, cache hits. Empty where the schedules are equal."""
+    """What the difference comes from: who waited longer and for what, preemptions, tokens computed again,
+    cache hits. Empty where the schedules are equal.
+    """
     proof: str = ""
-    """A sentence: the outputs are equal, token by token, or the first that differs with the gap of both runs."""
+    """A sentence: the outputs are equal, token by token, or the first that differs with the gap of both runs.
+    """
 
     @property
     def equal(self) -> bool:
@@ -139,7 +169,9 @@ class Comparison:
             "blocks_equal": self.blocks_equal,
             "tokens_equal": self.tokens_equal,
             "tokens_equal_up_to_ties": self.tokens_equal_up_to_ties,
-            "first_difference": None if d is None else {"step": d.step, "key": d.key, "ours": d.ours, "theirs": d.theirs, "text": d.text},
+            "first_difference": None
+            if d is None
+            else {"step": d.step, "key": d.key, "ours": d.ours, "theirs": d.theirs, "text": d.text},
             "token_differences": [
                 {
                     "request_id": x.request_id,
@@ -197,13 +229,17 @@ def step_values(record: StepRecord) -> dict[str, list[Any]]:
         elif isinstance(e, ev.Freed):
             out["freed"].append([e.request_id, e.block_ids])
     # The chunks are what ran; a Scheduled event may have been taken back.
-    out["scheduled"] = [[c.request_id, c.start, c.num_tokens] + (["padding"] if c.padding else []) for c in record.chunks]
+    out["scheduled"] = [
+        [c.request_id, c.start, c.num_tokens] + (["padding"] if c.padding else []) for c in record.chunks
+    ]
     if record.num_padding_tokens:
         out["scheduled"].append(["padding", -1, record.num_padding_tokens])
     return out
 
 
-def compare(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, with_metrics: bool = True) -> Comparison:
+def compare(
+    a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, with_metrics: bool = True
+) -> Comparison:
     """Compares two traces step by step (schedules, blocks), request by request (tokens) and in their metrics.
 
     >>> import cbviz as cb
@@ -221,15 +257,26 @@ def compare(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, 
         without = [name for name, t in zip(names, (a, b)) if not t.has(capability)]
         if without:
             keys = [k for k in keys if k not in part]
-            notes.append(f"{capability} were not compared: {' and '.join(without)} {'has' if len(without) == 1 else 'have'} none")
+            notes.append(
+                f"{capability} were not compared: {' and '.join(without)} "
+                f"{'has' if len(without) == 1 else 'have'} none"
+            )
     schedules = blocks = True
     first: Difference | None = None
-    parts: dict[str, Difference] = {}  # the first difference of the schedules, of blocks alone, of the configuration alone
+    parts: dict[
+        str, Difference
+    ] = {}  # the first difference of the schedules, of blocks alone, of the configuration alone
     for n, (x, y) in enumerate(zip_longest(a, b), 1):
         if x is None or y is None:
             ends, goes = (names[0], names[1]) if x is None else (names[1], names[0])
             schedules = False
-            ended = Difference(n, "steps", None if x is None else len(a), None if y is None else len(b), f"step {n}: {ends} has ended, {goes} goes on")
+            ended = Difference(
+                n,
+                "steps",
+                None if x is None else len(a),
+                None if y is None else len(b),
+                f"step {n}: {ends} has ended, {goes} goes on",
+            )
             first = first or ended
             parts.setdefault("schedules", ended)
             break
@@ -243,7 +290,10 @@ def compare(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, 
             elif key not in _TOKEN_KEYS:
                 schedules = False
             elif {rid: len(ids) for rid, ids in left[key]} != {rid: len(ids) for rid, ids in right[key]}:
-                schedules, lengths_differ = False, True  # how many tokens a step brings is part of the schedule; which ones is not
+                schedules, lengths_differ = (
+                    False,
+                    True,
+                )  # how many tokens a step brings is part of the schedule; which ones is not
             here = Difference(n, key, left[key], right[key], _sentence(n, key, left[key], right[key], names))
             first = first or here
             kind = "blocks" if key in _BLOCK_KEYS else "configured" if key == "configured" else "schedules"
@@ -257,13 +307,32 @@ def compare(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs"), *, 
         ma, mb = metrics(a), metrics(b)
         figures = {name: (ma[name], mb[name], _ratio(ma[name], mb[name])) for name in METRICS}
         if ma["clock"] != mb["clock"]:
-            notes.append(f"times are not comparable: those of {names[0]} are {ma['clock']}, those of {names[1]} {mb['clock']}")
+            notes.append(
+                f"times are not comparable: those of {names[0]} are {ma['clock']}, those of {names[1]} "
+                f"{mb['clock']}"
+            )
         else:
-            notes.append(whose_time(ma) if ma["device"] == mb["device"] else f"{names[0]}: {whose_time(ma)}; {names[1]}: {whose_time(mb)}")
+            notes.append(
+                whose_time(ma)
+                if ma["device"] == mb["device"]
+                else f"{names[0]}: {whose_time(ma)}; {names[1]}: {whose_time(mb)}"
+            )
     where = parts.get("schedules") or parts.get("blocks") or parts.get("configured")
     parting = None if where is None else _parting(a, b, where, names)
     causes = find_causes(a, b, names) if not schedules else []
-    return Comparison(schedules, blocks, not tokens, first, tokens, figures, notes, names, parting, causes, _proof(a, b, tokens, names))
+    return Comparison(
+        schedules,
+        blocks,
+        not tokens,
+        first,
+        tokens,
+        figures,
+        notes,
+        names,
+        parting,
+        causes,
+        _proof(a, b, tokens, names),
+    )
 
 
 def compare_all(traces: Mapping[str, Trace], *, with_metrics: bool = True) -> dict[str, Comparison]:
@@ -271,14 +340,17 @@ def compare_all(traces: Mapping[str, Trace], *, with_metrics: bool = True) -> di
     if len(traces) < 2:
         raise ValueError(f"compare_all got {len(traces)} traces, it needs at least 2")
     base, *rest = traces
-    return {name: compare(traces[base], traces[name], (base, name), with_metrics=with_metrics) for name in rest}
+    return {
+        name: compare(traces[base], traces[name], (base, name), with_metrics=with_metrics) for name in rest
+    }
 
 
 def align(a: Trace, b: Trace, cursor: Cursor | int, by: str = "step") -> Cursor:
     """The cursor of `b` that stands beside a cursor of `a`, for linked views.
 
-    `by` "step": the same step, or the last that `b` has; inside a step, after as many of its events. "time": the last step of `b` that had ended when the moment
-    in `a` was reached, on each run's own clock. Raises ConfigError for another `by`, IndexError for a step that `a` does not have.
+    `by` "step": the same step, or the last that `b` has; inside a step, after as many of its events. "time":
+    the last step of `b` that had ended when the moment in `a` was reached, on each run's own clock. Raises
+    ConfigError for another `by`, IndexError for a step that `a` does not have.
     """
     at = Cursor(cursor) if isinstance(cursor, int) else cursor
     if at.step:
@@ -286,7 +358,9 @@ def align(a: Trace, b: Trace, cursor: Cursor | int, by: str = "step") -> Cursor:
     if by == "step":
         if at.step > len(b):
             return b.last
-        return Cursor(at.step, None if at.event is None or not at.step else min(at.event, len(b.record(at.step).events)))
+        return Cursor(
+            at.step, None if at.event is None or not at.step else min(at.event, len(b.record(at.step).events))
+        )
     if by != "time":
         raise ConfigError(f"by is {by!r}, it must be 'step' or 'time'")
     if not at.step:
@@ -302,14 +376,32 @@ def _end(record: StepRecord) -> float:
 
 
 _DECISIONS = (
-    *("preempted", "unscheduled", "ranking", "refused", "configured", "starving", "waits", "admitted", "skipped", "capped", "finished", "evicted", "hit", "miss"),
+    *(
+        "preempted",
+        "unscheduled",
+        "ranking",
+        "refused",
+        "configured",
+        "starving",
+        "waits",
+        "admitted",
+        "skipped",
+        "capped",
+        "finished",
+        "evicted",
+        "hit",
+        "miss",
+    ),
     *("reordered", "seats"),
 )
 """Kinds of sentences that tell a decision and its reason."""
 
 
 def _parting(a: Trace, b: Trace, d: Difference, names: tuple[str, str]) -> Parting:
-    """Both runs' reasons at the step where they part. Where a run says nothing that the other does not say too, its work in that step stands instead."""
+    """Both runs' reasons at the step where they part.
+
+    Where a run says nothing that the other does not say too, its work in that step stands instead.
+    """
     said = [explain(t, d.step) if d.step <= len(t) else [] for t in (a, b)]
     sides: list[tuple[Sentence, ...]] = []
     for mine, other in (said, said[::-1]):
@@ -317,9 +409,18 @@ def _parting(a: Trace, b: Trace, d: Difference, names: tuple[str, str]) -> Parti
         sides.append(tuple([x for x in own if x.kind in _DECISIONS][:5] or own[:2]))
     configs = [t.state(min(d.step, len(t))).config for t in (a, b)]
     times = ("clock", "seed", "cost", "modelled_device", "precision", "kernels", "device")
-    changed = tuple(f"{k}: {configs[0][k]} / {configs[1][k]}" for k in configs[0] if k in configs[1] and k not in times and str(configs[0][k]) != str(configs[1][k]))
-    words = "; ".join(f"{name}: {' / '.join(side)}" if side else f"{name} says nothing more" for name, side in zip(names, sides))
-    what = "block tables" if d.key in _BLOCK_KEYS else "configurations" if d.key == "configured" else "schedules"
+    changed = tuple(
+        f"{k}: {configs[0][k]} / {configs[1][k]}"
+        for k in configs[0]
+        if k in configs[1] and k not in times and str(configs[0][k]) != str(configs[1][k])
+    )
+    words = "; ".join(
+        f"{name}: {' / '.join(side)}" if side else f"{name} says nothing more"
+        for name, side in zip(names, sides)
+    )
+    what = (
+        "block tables" if d.key in _BLOCK_KEYS else "configurations" if d.key == "configured" else "schedules"
+    )
     return Parting(d.step, f"the {what} part at step {d.step}. {words}", sides[0], sides[1], changed)
 
 
@@ -330,11 +431,21 @@ def _proof(a: Trace, b: Trace, differences: list[TokenDifference], names: tuple[
     outputs = {r.request_id: r.output_token_ids for r in state.by_index}
     if not differences:
         n = sum(map(len, outputs.values()))
-        return f"outputs are equal: {count(n, 'token')} of {whose_outputs(state)}, compared one by one (sha256 of both: {tokens_digest(a)[:16]})"
+        return (
+            f"outputs are equal: {count(n, 'token')} of {whose_outputs(state)}, compared one by one "
+            f"(sha256 of both: {tokens_digest(a)[:16]})"
+        )
     d = differences[0]
     gaps = [f"{x:.4f} nats in {name}" for x, name in zip(d.gaps, names) if x is not None]
-    told = f"; its two best tokens were apart by {' and '.join(gaps)}" + (", a tie" if d.tie else "") if gaps else ""
-    return f"outputs differ for {len(differences)} of {whose_outputs(state)}, first {str(d).split(' (the two best')[0]}{told}"
+    told = (
+        f"; its two best tokens were apart by {' and '.join(gaps)}" + (", a tie" if d.tie else "")
+        if gaps
+        else ""
+    )
+    return (
+        f"outputs differ for {len(differences)} of {whose_outputs(state)}, first "
+        f"{str(d).split(' (the two best')[0]}{told}"
+    )
 
 
 def whose_outputs(state: State) -> str:
@@ -345,10 +456,12 @@ def whose_outputs(state: State) -> str:
 
 def tokens_digest(trace: Trace) -> str:
     """sha256 over all outputs, by request id: equal digests, equal outputs."""
-    return sha256(msgspec.json.encode(sorted((r.request_id, r.output_token_ids) for r in trace.state().by_index))).hexdigest()
+    return sha256(
+        msgspec.json.encode(sorted((r.request_id, r.output_token_ids) for r in trace.state().by_index))
+    ).hexdigest()
 
 
-# causes -----------------------------------------------------------------------------------------------------------------
+# causes -----------------------------------------------------------------------------------------------------
 
 FOR = {
     "seats": "for a seat",
@@ -373,8 +486,10 @@ FOR = {
 
 
 def find_causes(a: Trace, b: Trace, names: tuple[str, str] = ("ours", "theirs")) -> list[Sentence]:
-    """What the difference of two runs comes from, as sentences, the greatest first: waiting by reason and request, preemptions, skipped rows, cache hits, padding,
-    the length of steps. Only requests that both runs know are set against each other."""
+    """What the difference of two runs comes from, as sentences, the greatest first: waiting by reason and
+    request, preemptions, skipped rows, cache hits, padding, the length of steps. Only requests that both runs
+    know are set against each other.
+    """
     if not (a.has("queue") and b.has("queue")):
         return []
     x, y = spent(a), spent(b)
@@ -400,51 +515,104 @@ def _by_reason(spents: Sequence[Spent], part: str) -> Counter[str]:
 def _changes(ours: Counter[str], theirs: Counter[str]) -> str:
     """`40 more for blocks, 3 less for a seat`, the greatest first."""
     delta = {r: theirs[r] - ours[r] for r in {*ours, *theirs} if theirs[r] != ours[r]}
-    return ", ".join(f"{abs(n)} {'more' if n > 0 else 'fewer'} {FOR.get(r, r)}" for r, n in sorted(delta.items(), key=_greatest))
+    return ", ".join(
+        f"{abs(n)} {'more' if n > 0 else 'fewer'} {FOR.get(r, r)}"
+        for r, n in sorted(delta.items(), key=_greatest)
+    )
 
 
 def _greatest(item: tuple[str, int]) -> tuple[int, str]:
     return -abs(item[1]), item[0]
 
 
-def _waits(x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tuple[str, str], timed: bool) -> list[Sentence]:
+def _waits(
+    x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tuple[str, str], timed: bool
+) -> list[Sentence]:
     """Waiting for the first seat: all requests together, then those whose waiting changed most."""
     ours, theirs = _by_reason([x[r] for r in both], "waiting"), _by_reason([y[r] for r in both], "waiting")
     if ours == theirs:
         return []
     n, m = sum(ours.values()), sum(theirs.values())
     took = [f" ({seconds(sum(total(s[r].waiting)[1] for r in both))})" if timed else "" for s in (x, y)]
-    out = [Sentence("waits", f"Requests waited {count(n, 'step')}{took[0]} for their first seat under {names[0]}, {m}{took[1]} under {names[1]}: {_changes(ours, theirs)}")]
+    out = [
+        Sentence(
+            "waits",
+            (
+                f"Requests waited {count(n, 'step')}{took[0]} for their first seat under {names[0]}, "
+                f"{m}{took[1]} under {names[1]}: {_changes(ours, theirs)}"
+            ),
+        )
+    ]
     changes = {r: total(y[r].waiting)[0] - total(x[r].waiting)[0] for r in both}
     for word, sign in (("longer", 1), ("less", -1)):
-        most = sorted((r for r in both if changes[r] * sign > 0), key=lambda r: (-abs(changes[r]), both.index(r)))
+        most = sorted(
+            (r for r in both if changes[r] * sign > 0), key=lambda r: (-abs(changes[r]), both.index(r))
+        )
         if most:
-            told = [f"{r} by {count(abs(changes[r]), 'step')} ({_changes(_by_reason([x[r]], 'waiting'), _by_reason([y[r]], 'waiting'))})" for r in most[:3]]
-            rest = f", and {len(most) - 3} others" if len(most) > 4 else ", and one other" if len(most) == 4 else ""
-            out.append(Sentence("waits", f"Under {names[1]} {count(len(most), 'request')} waited {word}: {'; '.join(told)}{rest}", most))
+            told = [
+                (
+                    f"{r} by {count(abs(changes[r]), 'step')} "
+                    f"({_changes(_by_reason([x[r]], 'waiting'), _by_reason([y[r]], 'waiting'))})"
+                )
+                for r in most[:3]
+            ]
+            rest = (
+                f", and {len(most) - 3} others"
+                if len(most) > 4
+                else ", and one other"
+                if len(most) == 4
+                else ""
+            )
+            out.append(
+                Sentence(
+                    "waits",
+                    f"Under {names[1]} {count(len(most), 'request')} waited {word}: {'; '.join(told)}{rest}",
+                    most,
+                )
+            )
     return out
 
 
-def _preemptions(a: Trace, b: Trace, x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tuple[str, str]) -> list[Sentence]:
-    losers = [Counter(e.request_id for record in t for e in record.events if isinstance(e, ev.Preempted)) for t in (a, b)]
+def _preemptions(
+    a: Trace, b: Trace, x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tuple[str, str]
+) -> list[Sentence]:
+    losers = [
+        Counter(e.request_id for record in t for e in record.events if isinstance(e, ev.Preempted))
+        for t in (a, b)
+    ]
     again = [sum(c.num_recomputed for record in t for c in record.chunks if not c.padding) for t in (a, b)]
     back = [sum(total(s[r].preempted)[0] for r in both) for s in (x, y)]
     if losers[0] == losers[1] and again[0] == again[1]:
         return []
     told = [
-        f"{count(sum(n.values()), 'time')} under {name}" + (f" ({listed([f'{r} {k}x' if k > 1 else r for r, k in n.most_common()], 5)})" if n else "")
+        f"{count(sum(n.values()), 'time')} under {name}"
+        + (f" ({listed([f'{r} {k}x' if k > 1 else r for r, k in n.most_common()], 5)})" if n else "")
         for n, name in zip(losers, names)
     ]
-    rest = f"; {again[0]} and {again[1]} tokens were computed again" + (f", and the preempted waited {back[0]} and {back[1]} steps to come back" if any(back) else "")
-    return [Sentence("preempted", f"Requests were preempted {' and '.join(told)}{rest}", {*losers[0], *losers[1]})]
+    rest = f"; {again[0]} and {again[1]} tokens were computed again" + (
+        f", and the preempted waited {back[0]} and {back[1]} steps to come back" if any(back) else ""
+    )
+    return [
+        Sentence("preempted", f"Requests were preempted {' and '.join(told)}{rest}", {*losers[0], *losers[1]})
+    ]
 
 
-def _skips(x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tuple[str, str]) -> list[Sentence]:
+def _skips(
+    x: dict[str, Spent], y: dict[str, Spent], both: list[str], names: tuple[str, str]
+) -> list[Sentence]:
     ours, theirs = _by_reason([x[r] for r in both], "skipped"), _by_reason([y[r] for r in both], "skipped")
     if ours == theirs:
         return []
     n, m = sum(ours.values()), sum(theirs.values())
-    return [Sentence("skipped", f"Requests with a seat got no token in {count(n, 'step')} under {names[0]}, {m} under {names[1]}: {_changes(ours, theirs)}")]
+    return [
+        Sentence(
+            "skipped",
+            (
+                f"Requests with a seat got no token in {count(n, 'step')} under {names[0]}, {m} under "
+                f"{names[1]}: {_changes(ours, theirs)}"
+            ),
+        )
+    ]
 
 
 def _tokens(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
@@ -453,19 +621,50 @@ def _tokens(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
     first = [sum(h.first for h in run) for run in hits]
     again = [sum(h.resumed for h in run) for run in hits]
     if first[0] != first[1]:
-        out.append(Sentence("hit", f"{first[0]} tokens were found in the cache at first admissions under {names[0]}, {first[1]} under {names[1]}"))
+        out.append(
+            Sentence(
+                "hit",
+                (
+                    f"{first[0]} tokens were found in the cache at first admissions under {names[0]}, "
+                    f"{first[1]} under {names[1]}"
+                ),
+            )
+        )
     if again[0] != again[1]:
-        out.append(Sentence("hit", f"Preempted requests that came back found {again[0]} tokens in the cache under {names[0]}, {again[1]} under {names[1]}"))
+        out.append(
+            Sentence(
+                "hit",
+                (
+                    f"Preempted requests that came back found {again[0]} tokens in the cache under "
+                    f"{names[0]}, "
+                    f"{again[1]} under {names[1]}"
+                ),
+            )
+        )
     padded = [sum(record.tokens.padded for record in t) for t in (a, b)]
     if padded[0] != padded[1]:
-        out.append(Sentence("padding", f"{padded[0]} tokens were computed only as padding under {names[0]}, {padded[1]} under {names[1]}"))
+        out.append(
+            Sentence(
+                "padding",
+                (
+                    f"{padded[0]} tokens were computed only as padding under {names[0]}, {padded[1]} under "
+                    f"{names[1]}"
+                ),
+            )
+        )
     return out
 
 
 def _same_clock(a: Trace, b: Trace) -> bool:
     """May times of the two stand beside each other? Both measured or both modelled, on one device."""
     kinds = [{record.clock for record in t} for t in (a, b)]
-    return a.has("time") and b.has("time") and kinds[0] == kinds[1] and len(kinds[0]) == 1 and a.header.device == b.header.device
+    return (
+        a.has("time")
+        and b.has("time")
+        and kinds[0] == kinds[1]
+        and len(kinds[0]) == 1
+        and a.header.device == b.header.device
+    )
 
 
 def _steps(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
@@ -474,9 +673,14 @@ def _steps(a: Trace, b: Trace, names: tuple[str, str]) -> list[Sentence]:
     if not all(sizes):
         return []
     rows = [sum(len(record.chunks) for record in t) / n for t, n in zip((a, b), sizes)]
-    text = f"{names[0]} took {count(sizes[0], 'step')} of {rows[0]:.1f} rows on average, {names[1]} {sizes[1]} of {rows[1]:.1f}"
+    text = (
+        f"{names[0]} took {count(sizes[0], 'step')} of {rows[0]:.1f} rows on average, {names[1]} "
+        f"{sizes[1]} of {rows[1]:.1f}"
+    )
     if _same_clock(a, b):
-        took = [sum(record.t1_s - record.t0_s for record in t if record.chunks) / n for t, n in zip((a, b), sizes)]
+        took = [
+            sum(record.t1_s - record.t0_s for record in t if record.chunks) / n for t, n in zip((a, b), sizes)
+        ]
         text += f"; a step took {seconds(took[0])} and {seconds(took[1])} ({a.records[0].clock})"
     return [Sentence("step", text)]
 
@@ -498,7 +702,9 @@ def _show(x: Any) -> str:
 
 
 def token_differences(a: Trace, b: Trace) -> list[TokenDifference]:
-    """For each request whose outputs differ (or that only one run knows), the first differing position; in order of arrival in `a`, then `b`."""
+    """For each request whose outputs differ (or that only one run knows), the first differing position; in
+    order of arrival in `a`, then `b`.
+    """
     left, right = a.state().requests, b.state().requests
     out = []
     for rid in [*left, *(r for r in right if r not in left)]:
@@ -511,7 +717,18 @@ def token_differences(a: Trace, b: Trace) -> list[TokenDifference]:
         gap = min((g for g in gaps if g is not None), default=None)
         here, there = (ours[at] if at < len(ours) else None), (theirs[at] if at < len(theirs) else None)
         tie = gap is not None and gap < TIE_NATS and here is not None and there is not None
-        out.append(TokenDifference(rid, at, here, there, gap, tie, gaps, (_recorded(a, x, at, "logprobs"), _recorded(b, y, at, "logprobs"))))
+        out.append(
+            TokenDifference(
+                rid,
+                at,
+                here,
+                there,
+                gap,
+                tie,
+                gaps,
+                (_recorded(a, x, at, "logprobs"), _recorded(b, y, at, "logprobs")),
+            )
+        )
     return out
 
 
@@ -527,7 +744,10 @@ def _recorded(trace: Trace, r: RequestState | None, position: int, what: str) ->
 
 @dataclass(frozen=True)
 class TokenComparison:
-    """Tokens of several runs. `differences[name]`: the sequences in which that run departs from the first one."""
+    """Tokens of several runs.
+
+    `differences[name]`: the sequences in which that run departs from the first one.
+    """
 
     base: str
     num_requests: int
@@ -553,7 +773,10 @@ class TokenComparison:
                 lines.append(f"{name}: all {whose} have the same tokens as under {self.base}")
                 continue
             ties = sum(d.tie for d in ds)
-            lines.append(f"{name}: {len(ds)} of {whose} differ from {self.base}, {ties} of them first at a tie (below {TIE_NATS} nats)")
+            lines.append(
+                f"{name}: {len(ds)} of {whose} differ from {self.base}, {ties} of them first at a tie "
+                f"(below {TIE_NATS} nats)"
+            )
             lines.extend(f"  {d}" for d in ds)
         return "\n".join(lines)
 
@@ -565,7 +788,12 @@ def compare_tokens(traces: Mapping[str, Trace] | Sequence[Trace]) -> TokenCompar
         raise ValueError(f"compare_tokens got {len(named)} traces, it needs at least 2")
     base, *rest = named
     known = {rid: r.parent for t in named.values() for rid, r in t.state().requests.items()}
-    return TokenComparison(base, sum(not parent for parent in known.values()), len(known), {name: token_differences(named[base], named[name]) for name in rest})
+    return TokenComparison(
+        base,
+        sum(not parent for parent in known.values()),
+        len(known),
+        {name: token_differences(named[base], named[name]) for name in rest},
+    )
 
 
 SHOWN = (
@@ -596,7 +824,10 @@ SHOWN = (
 
 
 def metrics_table(runs: Mapping[str, Mapping[str, Any]], names: Sequence[str] = SHOWN) -> str:
-    """Metrics of several runs (name -> `metrics`), a column each, with the ratio to the first. A figure that no run has is left out; the last lines say whose times these are."""
+    """Metrics of several runs (name -> `metrics`), a column each, with the ratio to the first.
+
+    A figure that no run has is left out; the last lines say whose times these are.
+    """
     columns = list(runs)
     rows = []
     for name in names:
@@ -620,18 +851,28 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(str(line[i])) for line in [head, *rows]) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
-        return "  ".join(f"{c:<{w}}" if i == 0 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(cells, widths))).rstrip()
+        return "  ".join(
+            f"{c:<{w}}" if i == 0 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(cells, widths))
+        ).rstrip()
 
     return "\n".join([line(head), "  ".join("-" * w for w in widths), *map(line, rows)])
 
 
 def format_comparison(c: Comparison) -> str:
     """What `cbviz compare` prints: what is equal, where the runs part, and the metrics side by side."""
-    lines = [f"schedules {_word(c.schedules_equal)}, blocks {_word(c.blocks_equal)}, tokens {_word(c.tokens_equal)}"]
+    lines = [
+        (
+            f"schedules {_word(c.schedules_equal)}, blocks {_word(c.blocks_equal)}, tokens "
+            f"{_word(c.tokens_equal)}"
+        )
+    ]
     if c.first_difference is not None:
         lines.append(f"first difference: {c.first_difference}")
     if c.token_differences:
-        lines.append(f"first differing token: {c.first_token_difference} ({len(c.token_differences)} outputs differ, {len(c.ties)} of them first at a tie)")
+        lines.append(
+            f"first differing token: {c.first_token_difference} ({len(c.token_differences)} outputs "
+            f"differ, {len(c.ties)} of them first at a tie)"
+        )
     elif c.proof:
         lines.append(c.proof)
     if c.parting is not None:

@@ -1,7 +1,10 @@
-"""Where each request's steps went: waiting and for what, running, computing again, left out. Knows the trace alone.
+"""Where each request's steps went: waiting and for what, running, computing again, left out.
 
-During a step a request waits (for the reason that the head of the queue was given: nobody overtakes it), computes (prefill, decode, recompute), or holds a seat
-and is skipped. Counted in steps, which every trace has, and in seconds of its steps, where it has times. Sums close: every step from a request's arrival to its
+Knows the trace alone.
+
+During a step a request waits (for the reason that the head of the queue was given: nobody overtakes it),
+computes (prefill, decode, recompute), or holds a seat and is skipped. Counted in steps, which every trace
+has, and in seconds of its steps, where it has times. Sums close: every step from a request's arrival to its
 end is counted once. A sequence that was forked from a request counts from its fork on.
 """
 
@@ -18,8 +21,11 @@ NOT_RECORDED = "not recorded"
 
 @dataclass
 class Spent:
-    """Steps and seconds of one request by what it did. `waiting`: before its first seat, by reason; `preempted`: after it had lost its blocks, by reason;
-    `skipped`: with a seat but no token, by reason; `ran`: prefill, decode, recompute."""
+    """Steps and seconds of one request by what it did.
+
+    `waiting`: before its first seat, by reason; `preempted`: after it had lost its blocks, by reason;
+    `skipped`: with a seat but no token, by reason; `ran`: prefill, decode, recompute.
+    """
 
     waiting: dict[str, tuple[int, float]] = field(default_factory=dict)
     preempted: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -42,7 +48,9 @@ def total(parts: dict[str, tuple[int, float]]) -> tuple[int, float]:
 
 
 def spent(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Spent]:
-    """For each request that entered the queue, and each sequence forked from one, where its steps went up to the cursor (whole steps), in order of arrival."""
+    """For each request that entered the queue, and each sequence forked from one, where its steps went up to
+    the cursor (whole steps), in order of arrival.
+    """
     at = trace.last if cursor is None else Cursor(cursor) if isinstance(cursor, int) else cursor
     state: State = trace.state(0).clone()
     out: dict[str, Spent] = {}
@@ -60,7 +68,10 @@ def spent(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Spent]:
         for c in record.chunks:
             if not c.padding:
                 kind = "decode" if c.kind == "decode" else "recompute" if c.num_recomputed else "prefill"
-                for rid in (c.request_id, *forked.get(c.request_id, ())):  # the step that ends a prompt is the first of all its sequences
+                for rid in (
+                    c.request_id,
+                    *forked.get(c.request_id, ()),
+                ):  # the step that ends a prompt is the first of all its sequences
                     _add(out[rid].ran, kind, seconds)
                     seen.add(rid)
         reason = state.requests[state.waiting[0]].wait_reason if state.waiting else ""
@@ -68,7 +79,11 @@ def spent(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Spent]:
             reason = "preempted"  # it lost its seat after the queue had been asked
         for rid in state.waiting:
             mine = out[rid]
-            _add(mine.preempted if state.requests[rid].status == "preempted" else mine.waiting, reason or NOT_RECORDED, seconds)
+            _add(
+                mine.preempted if state.requests[rid].status == "preempted" else mine.waiting,
+                reason or NOT_RECORDED,
+                seconds,
+            )
         told = {e.request_id: e.reason for e in record.events if isinstance(e, ev.Skipped)}
         for rid in state.running:
             if rid not in seen and not state.requests[rid].finished:

@@ -1,7 +1,8 @@
-"""How far apart kept copies of a state stand: every 100 steps, and twice as far each time their total size passes a limit.
+"""How far apart kept copies of a state stand: every 100 steps, and twice as far each time their total size
+passes a limit.
 
-A run with 20,000 waiting requests has copies of megabytes; kept every 100 steps they would fill the memory. Seeking then folds at most
-`Spacing.every` steps. Knows steps and sizes, not what is kept.
+A run with 20,000 waiting requests has copies of megabytes; kept every 100 steps they would fill the memory.
+Seeking then folds at most `Spacing.every` steps. Knows steps and sizes, not what is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ MOST_KEYFRAME_BYTES = 64 << 20
 
 
 class Spacing:
-    """Which of the copies offered are kept, so that all together stay below `most`. One alone is kept whatever its size."""
+    """Which of the copies offered are kept, so that all together stay below `most`.
+
+    One alone is kept whatever its size.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -1,7 +1,8 @@
 """What a run achieved, in numbers. Owns the definitions; knows neither engine nor pictures.
 
-In symbols, for a sequence r of a request that arrived at A, was first scheduled in a step that began at S, got n output tokens, and whose
-outputs came out of steps that ended at T(1) <= ... <= T(m) (m <= n: a step may bring several tokens):
+In symbols, for a sequence r of a request that arrived at A, was first scheduled in a step that began at S,
+got n output tokens, and whose outputs came out of steps that ended at T(1) <= ... <= T(m) (m <= n: a step may
+bring several tokens):
 
     TTFT(r)  = T(1) - A                        time to first token
     queue(r) = S - A                           time until it first got a share of a step
@@ -9,27 +10,32 @@ outputs came out of steps that ended at T(1) <= ... <= T(m) (m <= n: a step may 
     ITL      = T(i) - T(i - 1), i = 2..m       inter-token latency: every gap of every request, pooled
     E2E(r)   = E - A                           E: end of the step in which it finished
 
-A is `arrival_s`; for a request that arrives by `arrival_step` it is the start of that step, whatever `arrival_s` says.
-Most requests are one sequence. One with n > 1, or with beams, is several: each has the arrival and the S of its request, and latencies of its own.
-`num_requests`, `num_finished`, `num_aborted`, `num_refused`, `num_unfinished`, `prompt_tokens`, rates of requests and goodput count a request once;
-`num_sequences`, `num_running`, `num_waiting`, `output_tokens` and the latencies count each sequence. A request is finished when all its sequences are.
-A sequence that was aborted, timed out, shed or refused is left out of all latencies; one that still runs counts in
-TTFT, queue time and ITL, not in TPOT and E2E. Over the steps k of the trace, with t0 and t1 their start and end:
+A is `arrival_s`; for a request that arrives by `arrival_step` it is the start of that step, whatever
+`arrival_s` says. Most requests are one sequence. One with n > 1, or with beams, is several: each has the
+arrival and the S of its request, and latencies of its own. `num_requests`, `num_finished`, `num_aborted`,
+`num_refused`, `num_unfinished`, `prompt_tokens`, rates of requests and goodput count a request once;
+`num_sequences`, `num_running`, `num_waiting`, `output_tokens` and the latencies count each sequence. A
+request is finished when all its sequences are. A sequence that was aborted, timed out, shed or refused is
+left out of all latencies; one that still runs counts in TTFT, queue time and ITL, not in TPOT and E2E. Over
+the steps k of the trace, with t0 and t1 their start and end:
 
     makespan            = t1(last) - t0(first)
     output_throughput   = output_tokens / makespan
     total_throughput    = (prompt_tokens + output_tokens) / makespan, prompt_tokens those of requests with a first token
     batch_utilisation   = mean over steps with a chunk of (rows that did useful work / seats); a padded or recomputing-only row does none,
-                          an idle seat does none. Seats are max_num_seqs; where it was lowered, as many as still run
+                          an idle seat does none. Seats are max_num_seqs; where it was lowered, as many as
+                          still run
     kv_usage            = blocks that requests hold after the last step / blocks of the pool: 0 where nothing runs; cached blocks count as free (vLLM's gauge)
     kv_usage_mean, peak = (used + partly_empty + reserved) / total slots while a step ran
     prefix_hit_rate     = tokens found in the cache at first admissions / tokens known then, as in vLLM; a preempted request that comes back
-                          often finds its own blocks, which says nothing about sharing: `resumed_query_tokens` and `resumed_hit_tokens` count that
+                          often finds its own blocks, which says nothing about sharing: `resumed_query_tokens`
+                          and `resumed_hit_tokens` count that
     recompute_tax       = recomputed / total tokens computed
     goodput             = finished requests whose sequences all met their SLOs / makespan, over requests that have an SLO
     MFU, MBU            = floating-point operations (bytes moved) / (busy time x the device's peak)
 
-Percentiles are interpolated linearly between order statistics (numpy's default). An empty mean is None, never NaN.
+Percentiles are interpolated linearly between order statistics (numpy's default). An empty mean is None, never
+NaN.
 """
 
 from __future__ import annotations
@@ -53,7 +59,13 @@ class Metric(NamedTuple):
     timed: bool = False
 
 
-_LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "itl_s": "inter-token latency", "e2e_s": "end-to-end latency", "queue_time_s": "queue time"}
+_LATENCIES = {
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token",
+    "itl_s": "inter-token latency",
+    "e2e_s": "end-to-end latency",
+    "queue_time_s": "queue time",
+}
 
 METRICS: dict[str, Metric] = {
     "makespan_s": Metric("s", "from the first step's start to the last one's end", True),
@@ -72,7 +84,11 @@ METRICS: dict[str, Metric] = {
     "output_throughput": Metric("tokens/s", "output tokens a second", True),
     "total_throughput": Metric("tokens/s", "prompt and output tokens a second", True),
     "request_throughput": Metric("requests/s", "finished requests a second", True),
-    **{f"{stat}_{name}": Metric("s", f"{title}, {stat}", True) for name, title in _LATENCIES.items() for stat in ("mean", "p50", "p99")},
+    **{
+        f"{stat}_{name}": Metric("s", f"{title}, {stat}", True)
+        for name, title in _LATENCIES.items()
+        for stat in ("mean", "p50", "p99")
+    },
     "num_preemptions": Metric("", "preemptions"),
     "recomputed_tokens": Metric("tokens", "tokens computed again after a preemption"),
     "recompute_tax": Metric("share", "recomputed tokens of all computed"),
@@ -117,16 +133,20 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def arrival_s(trace: Trace, r: RequestState) -> float:
-    """When the request came, in seconds of the trace's clock (A above); for a forked sequence, when its request came."""
+    """When the request came, in seconds of the trace's clock (A above); for a forked sequence, when its
+    request came.
+    """
     if r.spec is not None and r.spec.arrival_step is not None and 1 <= r.arrival_step <= len(trace):
         return trace.record(r.arrival_step).t0_s
     return r.arrival_s
 
 
 def request_metrics(trace: Trace, cursor: Cursor | int | None = None) -> list[dict[str, Any]]:
-    """One dict a sequence, in order of arrival: what was asked, how it ended, and its latencies in seconds (None where there is none yet, or none that counts).
+    """One dict a sequence, in order of arrival: what was asked, how it ended, and its latencies in seconds
+    (None where there is none yet, or none that counts).
 
-    A request of one sequence is one row. `parent` names the request of a sequence that was forked (`n` > 1, beams); '' for the request itself.
+    A request of one sequence is one row. `parent` names the request of a sequence that was forked (`n` > 1,
+    beams); '' for the request itself.
     """
     rows = []
     timed = trace.has("time")
@@ -141,7 +161,9 @@ def request_metrics(trace: Trace, cursor: Cursor | int | None = None) -> list[di
         e2e = r.finish_s - a if ended else None
         met = None
         if r.spec is not None and ended and (r.spec.ttft_slo_s is not None or r.spec.tpot_slo_s is not None):
-            met = (r.spec.ttft_slo_s is None or (ttft is not None and ttft <= r.spec.ttft_slo_s)) and (r.spec.tpot_slo_s is None or tpot is None or tpot <= r.spec.tpot_slo_s)
+            met = (r.spec.ttft_slo_s is None or (ttft is not None and ttft <= r.spec.ttft_slo_s)) and (
+                r.spec.tpot_slo_s is None or tpot is None or tpot <= r.spec.tpot_slo_s
+            )
         rows.append(
             {
                 "request_id": r.request_id,
@@ -184,18 +206,24 @@ def _output_times(trace: Trace, r: RequestState) -> list[float]:
 
 
 def latencies(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, list[float]]:
-    """All single values behind the latency figures, in seconds: `ttft_s`, `tpot_s`, `itl_s` (pooled over requests), `e2e_s`, `queue_time_s`."""
+    """All single values behind the latency figures, in seconds: `ttft_s`, `tpot_s`, `itl_s` (pooled over
+    requests), `e2e_s`, `queue_time_s`.
+    """
     return _pool(request_metrics(trace, cursor))
 
 
 def _pool(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    out: dict[str, list[float]] = {name: [r[name] for r in rows if r[name] is not None] for name in _LATENCIES if name != "itl_s"}
+    out: dict[str, list[float]] = {
+        name: [r[name] for r in rows if r[name] is not None] for name in _LATENCIES if name != "itl_s"
+    }
     out["itl_s"] = [gap for r in rows for gap in r["itl_s"]]
     return out
 
 
 def kv_usage(record: StepRecord, num_blocks: int) -> float | None:
-    """Share of the pool that requests held while the step ran (0..1); from the gauges at its end where slots were not counted; None if neither is known."""
+    """Share of the pool that requests held while the step ran (0..1); from the gauges at its end where slots
+    were not counted; None if neither is known.
+    """
     s = record.slots
     if s.total:
         return (s.used + s.partly_empty + s.reserved) / s.total
@@ -205,14 +233,19 @@ def kv_usage(record: StepRecord, num_blocks: int) -> float | None:
 
 
 class Hits(NamedTuple):
-    """Tokens that admissions found in the prefix cache: those of `first` admissions, and those of requests that `resumed` after a preemption."""
+    """Tokens that admissions found in the prefix cache: those of `first` admissions, and those of requests
+    that `resumed` after a preemption.
+    """
 
     first: int
     resumed: int
 
 
 def prefix_hits(record: StepRecord) -> Hits:
-    """What the step's admissions found in the prefix cache. What came back from the host was not found there."""
+    """What the step's admissions found in the prefix cache.
+
+    What came back from the host was not found there.
+    """
     swapped = {e.request_id for e in record.events if isinstance(e, ev.SwappedIn)}
     first = resumed = 0
     for e in record.events:
@@ -227,7 +260,10 @@ def prefix_hits(record: StepRecord) -> Hits:
 
 def caches_prefixes(config: dict[str, Any]) -> bool:
     """Whether admissions look for a prefix at all; yes if the trace's config does not say."""
-    return str(config.get("enable_prefix_caching", True)) != "False" and str(config.get("kv_allocation", "paged")) == "paged"
+    return (
+        str(config.get("enable_prefix_caching", True)) != "False"
+        and str(config.get("kv_allocation", "paged")) == "paged"
+    )
 
 
 def _held_share(trace: Trace, state: State) -> float | None:
@@ -260,14 +296,22 @@ def _end_of(sequences: list[dict[str, Any]]) -> str:
 
 
 def useful_rows(record: StepRecord) -> int:
-    """Rows of the step's batch that computed at least one token that was wanted and had not been computed before."""
+    """Rows of the step's batch that computed at least one token that was wanted and had not been computed
+    before.
+    """
     return sum(1 for c in record.chunks if not c.padding and c.num_tokens > c.num_recomputed)
 
 
 def work(record: StepRecord) -> tuple[float, float, str] | None:
-    """(floating-point operations, bytes moved, source) of the step: `counted` from the real pass where there is a count, else `modelled`; None if neither."""
+    """(floating-point operations, bytes moved, source) of the step: `counted` from the real pass where there
+    is a count, else `modelled`; None if neither.
+    """
     if record.counted and "flops" in record.counted:
-        return record.counted["flops"], record.counted.get("weight_bytes", 0.0) + record.counted.get("kv_bytes", 0.0), "counted"
+        return (
+            record.counted["flops"],
+            record.counted.get("weight_bytes", 0.0) + record.counted.get("kv_bytes", 0.0),
+            "counted",
+        )
     if record.cost is not None:
         return record.cost.flops, record.cost.weight_bytes + record.cost.kv_bytes, "modelled"
     return None
@@ -297,10 +341,11 @@ def _int(value: Any) -> int:
 
 
 def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
-    """All figures of the run up to `cursor` (default: its end); units and meanings in METRICS, definitions above.
+    """All figures of the run up to `cursor` (default: its end); units and meanings in METRICS, definitions
+    above.
 
-    Values are int, float or None, and three more keys: `clock` (whose time: measured, modelled, mixed), `device`, and
-    `token_accounts` (the sums of the steps' TokenAccounts). Plain JSON, no NaN.
+    Values are int, float or None, and three more keys: `clock` (whose time: measured, modelled, mixed),
+    `device`, and `token_accounts` (the sums of the steps' TokenAccounts). Plain JSON, no NaN.
     """
     state = trace.state(cursor)
     records = trace.records[: state.step if state.event is None else state.step - 1]
@@ -324,7 +369,13 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
     drafts = checks = 0
     for record in records:
         t = record.tokens
-        total, useful, recomputed, padded, rejected = total + t.total, useful + t.useful, recomputed + t.recomputed, padded + t.padded, rejected + t.rejected
+        total, useful, recomputed, padded, rejected = (
+            total + t.total,
+            useful + t.useful,
+            recomputed + t.recomputed,
+            padded + t.padded,
+            rejected + t.rejected,
+        )
         found = prefix_hits(record)
         hits, resumed_hits = hits + found.first, resumed_hits + found.resumed
         for c in record.chunks:
@@ -359,9 +410,17 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
         if record.schedule_s is not None:
             scheduling.append(record.schedule_s)
 
-    prompt_tokens = sum(sequences[0]["prompt_tokens"] for sequences in requests if any(r["first_token_step"] is not None for r in sequences))
+    prompt_tokens = sum(
+        sequences[0]["prompt_tokens"]
+        for sequences in requests
+        if any(r["first_token_step"] is not None for r in sequences)
+    )
     output_tokens = sum(r["output_tokens"] for r in rows)
-    judged = [all(r["slo_met"] for r in sequences) for sequences, end in zip(requests, ends) if end == "finished" and sequences[0]["slo_met"] is not None]
+    judged = [
+        all(r["slo_met"] for r in sequences)
+        for sequences, end in zip(requests, ends)
+        if end == "finished" and sequences[0]["slo_met"] is not None
+    ]
     out: dict[str, Any] = {
         "makespan_s": makespan,
         "busy_s": busy,
@@ -381,7 +440,11 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
         "request_throughput": _rate(num_finished, makespan),
     }
     for name, values in _pool(rows).items():
-        out[f"mean_{name}"], out[f"p50_{name}"], out[f"p99_{name}"] = mean(values), percentile(values, 0.5), percentile(values, 0.99)
+        out[f"mean_{name}"], out[f"p50_{name}"], out[f"p99_{name}"] = (
+            mean(values),
+            percentile(values, 0.5),
+            percentile(values, 0.99),
+        )
     out |= {
         "num_preemptions": preemptions,
         "recomputed_tokens": recomputed,
@@ -410,7 +473,13 @@ def metrics(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, Any]:
     out = {name: out[name] for name in METRICS}
     out["clock"] = clock(records) or trace.header.clock
     out["device"] = trace.header.device
-    out["token_accounts"] = {"total": total, "useful": useful, "recomputed": recomputed, "padded": padded, "rejected": rejected}
+    out["token_accounts"] = {
+        "total": total,
+        "useful": useful,
+        "recomputed": recomputed,
+        "padded": padded,
+        "rejected": rejected,
+    }
     return out
 
 
@@ -459,8 +528,14 @@ def whose_time(m: dict[str, Any]) -> str:
 
 
 def format_metrics(m: dict[str, Any], names: Iterable[str] | None = None) -> str:
-    """A table for people: name, value with unit, meaning; the last line says whether the times are measured or modelled. Figures that are None are left out."""
-    shown = [(name, format_value(name, m[name]), METRICS[name].title) for name in (names or METRICS) if m.get(name) is not None]
+    """A table for people: name, value with unit, meaning; the last line says whether the times are measured
+    or modelled. Figures that are None are left out.
+    """
+    shown = [
+        (name, format_value(name, m[name]), METRICS[name].title)
+        for name in (names or METRICS)
+        if m.get(name) is not None
+    ]
     wide = max((len(n) for n, _, _ in shown), default=0)
     figure = max((len(v) for _, v, _ in shown), default=0)
     lines = [f"{n:<{wide}}  {v:>{figure}}  {title}" for n, v, title in shown]

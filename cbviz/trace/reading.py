@@ -1,4 +1,6 @@
-"""What is asked of a trace file before it is believed: how much it unpacks to, what its header claims, that each step fits those before it."""
+"""What is asked of a trace file before it is believed: how much it unpacks to, what its header claims, that
+each step fits those before it.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,18 @@ from cbviz.trace.schema import VERSION, TraceError, TraceHeader
 
 MOST_BLOCKS = int(CONFIG_FIELDS["num_blocks"].metadata["max"])
 MOST_BLOCK_SIZE = 1 << 20
-CONTRADICTION = "contradicts itself; was the file changed? If not, this is a fault of cbviz: --debug shows where"
+CONTRADICTION = (
+    "contradicts itself; was the file changed? If not, this is a fault of cbviz: --debug shows where"
+)
 CONTRADICTS = f"cannot be shown: what it says {CONTRADICTION}"
 T = TypeVar("T")
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """The lines of a trace file, plain or packed. Raises TraceError naming the file; a packed one may unpack to 1 GiB, or CBVIZ_MAX_UNPACKED_BYTES."""
+    """The lines of a trace file, plain or packed.
+
+    Raises TraceError naming the file; a packed one may unpack to 1 GiB, or CBVIZ_MAX_UNPACKED_BYTES.
+    """
     try:
         with textfile.open_bytes(path) as stream:
             return [raw.rstrip(b"\r\n") for _, raw in textfile.lines(stream, path)]
@@ -33,9 +40,13 @@ def lines_of(path: Path) -> list[bytes]:
 def check_header(name: Path, header: TraceHeader) -> None:
     """Raises TraceError for a version or a size that no trace of ours has."""
     if header.version > VERSION:
-        raise TraceError(f"{name} is of version {header.version}; this cbviz reads up to {VERSION}: upgrade cbviz")
+        raise TraceError(
+            f"{name} is of version {header.version}; this cbviz reads up to {VERSION}: upgrade cbviz"
+        )
     if header.version < 1:
-        raise TraceError(f"{name} is of version {header.version}, the least is 1: this is not a trace, or it was changed")
+        raise TraceError(
+            f"{name} is of version {header.version}, the least is 1: this is not a trace, or it was changed"
+        )
     if not 0 <= header.num_blocks <= MOST_BLOCKS:
         raise TraceError(f"{name}: num_blocks is {header.num_blocks}, it must lie in 0..{MOST_BLOCKS}")
     if not 0 <= header.block_size <= MOST_BLOCK_SIZE:
@@ -50,14 +61,23 @@ def fold(append: Callable[[StepRecord], None], record: StepRecord, name: Path, n
     """Appends the step of line `number`. Raises TraceError where it contradicts what came before."""
     for e in record.events:
         if isinstance(e, Resized) and not 2 <= e.num_blocks <= MOST_BLOCKS:
-            raise TraceError(f"{name}, line {number}: num_blocks is {shown(e.num_blocks)}, it must lie in 2..{MOST_BLOCKS}")
-    believed(lambda: append(record), f"{name}, line {number}: step {record.step} does not fit what stands before it")
+            raise TraceError(
+                f"{name}, line {number}: num_blocks is {shown(e.num_blocks)}, it must lie in 2..{MOST_BLOCKS}"
+            )
+    believed(
+        lambda: append(record),
+        f"{name}, line {number}: step {record.step} does not fit what stands before it",
+    )
 
 
 def believed(make: Callable[[], T], complaint: str, *, passing: tuple[type[Exception], ...] = ()) -> T:
-    """What `make` returns. Any error but `passing` means that the file contradicts itself: raises TraceError that begins with `complaint`.
+    """What `make` returns.
 
-    A trace can be wrong in more ways than can be listed: an unknown request, a block twice, a place beyond a list's end.
+    Any error but `passing` means that the file contradicts itself: raises TraceError that begins with
+    `complaint`.
+
+    A trace can be wrong in more ways than can be listed: an unknown request, a block twice, a place beyond a
+    list's end.
     """
     kept: tuple[type[Exception], ...] = (TraceError, BrokenPipeError, *passing)
     try:

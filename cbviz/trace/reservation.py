@@ -1,6 +1,8 @@
-"""What contiguous memory would have held for the same running requests: the PagedAttention paper's figure 2 for any run, step by step. A pure function of the trace.
+"""What contiguous memory would have held for the same running requests: the PagedAttention paper's figure 2
+for any run, step by step. A pure function of the trace.
 
-An allocator without blocks gives each request one piece of the pool, large enough for whatever it may become. Per step every slot of the pool is one of
+An allocator without blocks gives each request one piece of the pool, large enough for whatever it may become.
+Per step every slot of the pool is one of
 
     used       holds a token's KV
     reserved   inside a request's piece, and the request will still fill it
@@ -8,8 +10,9 @@ An allocator without blocks gives each request one piece of the pool, large enou
     external   outside all pieces, while the next request that runs in the trace finds no piece large enough
     free       the rest
 
-and `used + reserved + internal + external + free` is the pool, exactly. SCHEMES are how large a piece is; `paged` is what the run's own blocks did. (Kwon et al.,
-"Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023, section 3.1 and figure 2: Orca (Max), (Oracle), (Pow2).)
+and `used + reserved + internal + external + free` is the pool, exactly. SCHEMES are how large a piece is;
+`paged` is what the run's own blocks did. (Kwon et al., "Efficient Memory Management for Large Language Model
+Serving with PagedAttention", SOSP 2023, section 3.1 and figure 2: Orca (Max), (Oracle), (Pow2).)
 """
 
 from __future__ import annotations
@@ -31,11 +34,19 @@ SCHEMES = {
     "paged": "this run's own blocks",
 }
 ASSUMPTIONS = (
-    "The pool is as large as the run's own (its usable blocks times the block size), and the running requests are those of the trace: the other allocator "
+    "The pool is as large as the run's own (its usable blocks times the block size), and the running "
+    "requests are those of the trace: the other allocator "
     "preempts and delays nobody.",
-    "A request gets its piece when it is admitted in the trace and keeps it until it ends or is preempted there; one that finds no piece waits for it, first come first served.",
+    (
+        "A request gets its piece when it is admitted in the trace and keeps it until it ends or is "
+        "preempted "
+        "there; one that finds no piece waits for it, first come first served."
+    ),
     "Contiguous pieces share nothing: a prefix that the run had once counts once for each request.",
-    "How long an output became is taken from the whole trace; a request that had not ended by then is taken to need all of its max_tokens.",
+    (
+        "How long an output became is taken from the whole trace; a request that had not ended by then is "
+        "taken to need all of its max_tokens."
+    ),
     "The last token of a request is never computed, so its slot is never used.",
     "A finished row that only keeps its seat (static batching) holds no piece.",
 )
@@ -56,7 +67,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Reservation:
-    """`steps[scheme][n]` is what stood during step n + 1; `shares[scheme][part]` the mean share of the pool over the steps in which somebody ran."""
+    """`steps[scheme][n]` is what stood during step n + 1; `shares[scheme][part]` the mean share of the pool
+    over the steps in which somebody ran.
+    """
 
     total_slots: int
     steps: dict[str, list[Held]]
@@ -114,7 +127,10 @@ class FirstFit:
 
 
 class Buddy:
-    """Pieces of powers of two, split in halves and joined with their buddies (Knowlton 1965). A pool that is no power of two is a row of arenas that are."""
+    """Pieces of powers of two, split in halves and joined with their buddies (Knowlton 1965).
+
+    A pool that is no power of two is a row of arenas that are.
+    """
 
     def __init__(self, total: int) -> None:
         self.free: dict[int, list[int]] = {}
@@ -159,7 +175,9 @@ def reservation(trace: Trace) -> Reservation:
     """
     total = (trace.header.num_blocks - 1) * trace.header.block_size
     if total <= 0:
-        raise ValueError("this trace has no pool of blocks: there is nothing to compare contiguous memory with")
+        raise ValueError(
+            "this trace has no pool of blocks: there is nothing to compare contiguous memory with"
+        )
     limit = int(trace.header.config.get("max_model_len") or 0)
     end = trace.state()
     final, wanted = {}, {}
@@ -167,25 +185,50 @@ def reservation(trace: Trace) -> Reservation:
         outputs = len(r.output_token_ids) if r.finished else r.max_tokens
         final[r.request_id] = r.num_prompt_tokens + max(0, outputs - 1)
         wanted[r.request_id] = r.num_prompt_tokens + r.max_tokens
-    schemes: dict[str, tuple[_Allocator, dict[str, int]]] = {"exact": (FirstFit(total), wanted), "buddy": (Buddy(total), wanted)}
+    schemes: dict[str, tuple[_Allocator, dict[str, int]]] = {
+        "exact": (FirstFit(total), wanted),
+        "buddy": (Buddy(total), wanted),
+    }
     if limit:
-        schemes = {"max_model_len": (FirstFit(total), {rid: max(limit, n) for rid, n in wanted.items()}), **schemes}
+        schemes = {
+            "max_model_len": (FirstFit(total), {rid: max(limit, n) for rid, n in wanted.items()}),
+            **schemes,
+        }
     rows = _running(trace)
-    steps = {name: _play(allocator, sizes, final, rows, total) for name, (allocator, sizes) in schemes.items()}
+    steps = {
+        name: _play(allocator, sizes, final, rows, total) for name, (allocator, sizes) in schemes.items()
+    }
     if trace.has("accounting"):
         steps["paged"] = [
-            Held(s.used, s.reserved, s.partly_empty, s.fragmented, s.cached + s.free, len(running), len(running))
-            for s, running in zip((record.slots for record in trace), rows) if s.total
+            Held(
+                s.used,
+                s.reserved,
+                s.partly_empty,
+                s.fragmented,
+                s.cached + s.free,
+                len(running),
+                len(running),
+            )
+            for s, running in zip((record.slots for record in trace), rows)
+            if s.total
         ]
         if len(steps["paged"]) != len(trace):
             del steps["paged"]
-    shares = {name: {p: mean([getattr(x, p) / total for x in held if x.num_running]) or 0.0 for p in PARTS} for name, held in steps.items()}
-    placed = {name: sum(x.num_placed for x in held) / n if (n := sum(x.num_running for x in held)) else None for name, held in steps.items()}
+    shares = {
+        name: {p: mean([getattr(x, p) / total for x in held if x.num_running]) or 0.0 for p in PARTS}
+        for name, held in steps.items()
+    }
+    placed = {
+        name: sum(x.num_placed for x in held) / n if (n := sum(x.num_running for x in held)) else None
+        for name, held in steps.items()
+    }
     return Reservation(total, steps, shares, placed, ASSUMPTIONS, _sentences(shares, placed))
 
 
 def _running(trace: Trace) -> list[dict[str, int]]:
-    """For each step the requests that held memory while it ran, in order of admission, with the tokens that they had computed by its end."""
+    """For each step the requests that held memory while it ran, in order of admission, with the tokens that
+    they had computed by its end.
+    """
     out = []
     now: dict[str, int] = {}
     for record in trace:
@@ -200,7 +243,9 @@ def _running(trace: Trace) -> list[dict[str, int]]:
                 now.update(dict.fromkeys(e.child_ids, e.num_tokens))
             elif isinstance(e, (ev.Preempted, ev.Finished)):
                 now.pop(e.request_id, None)
-            elif isinstance(e, ev.Scheduled) and not e.padding and e.request_id in ran and e.request_id in now:
+            elif (
+                isinstance(e, ev.Scheduled) and not e.padding and e.request_id in ran and e.request_id in now
+            ):
                 now[e.request_id] = e.start + e.num_tokens
             elif isinstance(e, ev.Sampled) and e.request_id in now:
                 now[e.request_id] -= e.num_rejected
@@ -209,7 +254,13 @@ def _running(trace: Trace) -> list[dict[str, int]]:
     return out
 
 
-def _play(allocator: _Allocator, sizes: dict[str, int], final: dict[str, int], rows: list[dict[str, int]], total: int) -> list[Held]:
+def _play(
+    allocator: _Allocator,
+    sizes: dict[str, int],
+    final: dict[str, int],
+    rows: list[dict[str, int]],
+    total: int,
+) -> list[Held]:
     """Gives and takes pieces as the trace's requests come and go."""
     pieces: dict[str, int] = {}
     out = []
@@ -232,7 +283,17 @@ def _play(allocator: _Allocator, sizes: dict[str, int], final: dict[str, int], r
             reserved += max(0, final[rid] - computed)
             held += allocator.size_of(sizes[rid])
         rest = total - held
-        out.append(Held(used, reserved, held - used - reserved, rest if stuck else 0, 0 if stuck else rest, len(pieces), len(running)))
+        out.append(
+            Held(
+                used,
+                reserved,
+                held - used - reserved,
+                rest if stuck else 0,
+                0 if stuck else rest,
+                len(pieces),
+                len(running),
+            )
+        )
     return out
 
 
@@ -241,7 +302,9 @@ def _sentences(shares: dict[str, dict[str, float]], placed: dict[str, float | No
     for name, s in shares.items():
         if placed[name] is None:
             continue
-        text = f"{SCHEMES[name][:1].upper()}{SCHEMES[name][1:]}: {100 * s['used']:.1f} % of the pool held tokens"
+        text = (
+            f"{SCHEMES[name][:1].upper()}{SCHEMES[name][1:]}: {100 * s['used']:.1f} % of the pool held tokens"
+        )
         waste = [
             f"{100 * s[p]:.1f} % {word}"
             for p, word in (
@@ -252,5 +315,9 @@ def _sentences(shares: dict[str, dict[str, float]], placed: dict[str, float | No
             if s[p] > 0
         ]
         text += f" ({', '.join(waste)})" if waste else ""
-        out.append(text if name == "paged" else f"{text}; {100 * (placed[name] or 0):.0f} % of the running requests would have had room")
+        out.append(
+            text
+            if name == "paged"
+            else f"{text}; {100 * (placed[name] or 0):.0f} % of the running requests would have had room"
+        )
     return out

@@ -1,7 +1,10 @@
-"""The trace file: JSON lines, primitives only, versioned. Knows the format, not who produced it or who draws it.
+"""The trace file: JSON lines, primitives only, versioned.
 
-Line 1 is the header. Then one line a step (`"type": "step"`, the fields of `messages.StepRecord`) and every 100 steps one
-keyframe (`"type": "keyframe"`: the control plane in full, with its digest). A program without our classes can read it.
+Knows the format, not who produced it or who draws it.
+
+Line 1 is the header. Then one line a step (`"type": "step"`, the fields of `messages.StepRecord`) and every
+100 steps one keyframe (`"type": "keyframe"`: the control plane in full, with its digest). A program without
+our classes can read it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,18 @@ from cbviz.messages import RequestSpec, StepRecord
 VERSION = 1
 KEYFRAME_EVERY = 100
 
-CAPABILITIES = ("schedule", "blocks", "tokens", "texts", "reasons", "accounting", "time", "cost", "queue", "gaps")
+CAPABILITIES = (
+    "schedule",
+    "blocks",
+    "tokens",
+    "texts",
+    "reasons",
+    "accounting",
+    "time",
+    "cost",
+    "queue",
+    "gaps",
+)
 """What a trace may hold. A view that needs one that the header lacks says which."""
 
 
@@ -38,9 +52,14 @@ class TraceHeader(msgspec.Struct, omit_defaults=True, tag_field="type", tag="hea
     requests: list[RequestSpec] = []
     """The workload itself, unless its name and parameters make it again."""
     inputs: list[dict[str, Any]] = []
-    """What the user asked for after the last step; the next step would have taken it. As in `StepRecord.inputs`, but an added request stands there whole, as `spec`."""
+    """What the user asked for after the last step; the next step would have taken it.
+
+    As in `StepRecord.inputs`, but an added request stands there whole, as `spec`.
+    """
     tape: dict[str, list[int]] = {}
-    """Of a taped run: the recorded output of each sequence, which may be longer than what this run has repeated of it so far."""
+    """Of a taped run: the recorded output of each sequence, which may be longer than what this run has
+    repeated of it so far.
+    """
     tape_texts: dict[str, list[str]] = {}
     """Of a taped run: what each of these tokens added to the text."""
     created: str = ""
@@ -64,7 +83,9 @@ class Keyframe(msgspec.Struct, tag_field="type", tag="keyframe"):
     digest: str
     state: dict[str, Any]
     form: int = 1
-    """Which form the digest has (`core.scheduler.DIGEST_FORM`): from 2 on it covers the order of the requests."""
+    """Which form the digest has (`core.scheduler.DIGEST_FORM`): from 2 on it covers the order of the
+    requests.
+    """
 
 
 class StepLine(StepRecord, tag_field="type", tag="step"):

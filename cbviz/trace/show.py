@@ -1,6 +1,7 @@
 """The text twin of the explorer: one moment of a run as plain characters. Knows the trace alone.
 
-Every character that came from a user or a model is made printable first, so that no text can steer a terminal.
+Every character that came from a user or a model is made printable first, so that no text can steer a
+terminal.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def strip(trace: Trace, index: int, step: int, num_steps: int = LAST_STEPS) -> s
 
 
 def show(trace: Trace, step: int | None = None, width: int = 120, max_rows: int = 32) -> str:
-    """The run after `step` steps (default: all), as text of at most `width` columns. At most `max_rows` requests: the unfinished first, then those that ended last.
+    """The run after `step` steps (default: all), as text of at most `width` columns.
+
+    At most `max_rows` requests: the unfinished first, then those that ended last.
 
     Raises IndexError if the trace has no such step.
     """
@@ -73,15 +76,44 @@ def show(trace: Trace, step: int | None = None, width: int = 120, max_rows: int 
     parts = [_head(trace, state, width), _timeline(trace, state, width, max_rows)]
     if at:
         record = trace.record(at)
-        parts.append(_section(f"WHY, step {at}", [line for s in explain_record(trace, record, state) for line in textwrap.wrap(printable(s), width - 2, subsequent_indent="  ")]))
+        parts.append(
+            _section(
+                f"WHY, step {at}",
+                [
+                    line
+                    for s in explain_record(trace, record, state)
+                    for line in textwrap.wrap(printable(s), width - 2, subsequent_indent="  ")
+                ],
+            )
+        )
         parts.append(_section("BATCH", _batch(trace, state, width)))
         if trace.has("cost") and trace.has("time") and record.chunks:
-            parts.append(_section("UTILISATION", [line for text in utilisation.sentences(trace, at) for line in textwrap.wrap(printable(text), width - 2, subsequent_indent="  ")]))
+            parts.append(
+                _section(
+                    "UTILISATION",
+                    [
+                        line
+                        for text in utilisation.sentences(trace, at)
+                        for line in textwrap.wrap(printable(text), width - 2, subsequent_indent="  ")
+                    ],
+                )
+            )
         if record.profile is not None:
-            parts.append(_section(f"INSIDE THE STEP (measured: {record.profile.source})", _inside(record.profile, width)))
+            parts.append(
+                _section(
+                    f"INSIDE THE STEP (measured: {record.profile.source})", _inside(record.profile, width)
+                )
+            )
     parts.append(_section("QUEUE", _queue(state, width)))
     if trace.has("blocks") and state.num_blocks:
-        parts.append(_section("BLOCKS  " + "  ".join(f"{sign} {kind}" for kind, sign in BLOCK_SIGNS.items()) + "  0-9A-z owner", _blocks(state, width)))
+        parts.append(
+            _section(
+                "BLOCKS  "
+                + "  ".join(f"{sign} {kind}" for kind, sign in BLOCK_SIGNS.items())
+                + "  0-9A-z owner",
+                _blocks(state, width),
+            )
+        )
     if trace.has("texts"):
         parts.append(_section("TEXT", _text(state, width, max_rows)))
     if at and (load := trace.record(at).expert_load):
@@ -93,8 +125,10 @@ def show(trace: Trace, step: int | None = None, width: int = 120, max_rows: int 
             _section(
                 "ACCOUNTING (counted)",
                 [
-                    f"tokens of the step  {t.total:,} = " + " + ".join(f"{getattr(t, p):,} {p}" for p in TOKEN_PARTS),
-                    f"slots of the pool   {s.total:,} = " + " + ".join(f"{getattr(s, p):,} {p.replace('_', ' ')}" for p in SLOT_PARTS),
+                    f"tokens of the step  {t.total:,} = "
+                    + " + ".join(f"{getattr(t, p):,} {p}" for p in TOKEN_PARTS),
+                    f"slots of the pool   {s.total:,} = "
+                    + " + ".join(f"{getattr(s, p):,} {p.replace('_', ' ')}" for p in SLOT_PARTS),
                 ],
             )
         )
@@ -104,7 +138,11 @@ def show(trace: Trace, step: int | None = None, width: int = 120, max_rows: int 
 
 def _fit(line: str, width: int) -> list[str]:
     """The line, broken where it is too wide."""
-    return [line] if len(line) <= width else textwrap.wrap(line, width, subsequent_indent="    ", drop_whitespace=False)
+    return (
+        [line]
+        if len(line) <= width
+        else textwrap.wrap(line, width, subsequent_indent="    ", drop_whitespace=False)
+    )
 
 
 def _section(title: str, lines: list[str]) -> str:
@@ -118,7 +156,9 @@ def _cut(text: str, width: int) -> str:
 def _head(trace: Trace, state: State, width: int) -> str:
     h, c = trace.header, state.config
     m = metrics(trace, state.step)
-    name = " | ".join(printable(str(x)) for x in (h.model, h.runner, c.get("discipline"), c.get("policy")) if x)
+    name = " | ".join(
+        printable(str(x)) for x in (h.model, h.runner, c.get("discipline"), c.get("policy")) if x
+    )
     done = m["num_finished"] + m["num_aborted"] + m["num_refused"]
     seats = num_seats(c)
     facts = [
@@ -132,7 +172,13 @@ def _head(trace: Trace, state: State, width: int) -> str:
     if m["kv_usage"] is not None:
         facts.append(f"KV {format_value('kv_usage', m['kv_usage'])}")
     facts.append(f"{count(m['num_preemptions'], 'preemption')}")
-    return "\n".join([_cut(f"{h.producer}  {name}", width), *_flow(facts, width), *([_cut(whose_time(m), width)] if trace.has("time") else [])])
+    return "\n".join(
+        [
+            _cut(f"{h.producer}  {name}", width),
+            *_flow(facts, width),
+            *([_cut(whose_time(m), width)] if trace.has("time") else []),
+        ]
+    )
 
 
 def _chosen(state: State, max_rows: int) -> list[RequestState]:
@@ -155,22 +201,46 @@ def _timeline(trace: Trace, state: State, width: int, max_rows: int) -> str:
     legend = "  ".join(f"{sign} {name}" for name, sign in LETTERS.items() if sign in used)
     lines = []
     for r, name in zip(rows, names):
-        tail = f"{r.state:<9} {len(r.output_token_ids):>4}/{r.max_tokens:<4}" + (f" {len(r.block_ids)} bl" if r.block_ids else "")
-        lines.append(_cut(f"{owner_sign(r.index)} {name:<{wide}} |{strip(trace, r.index, state.step, steps):<{steps}}| {tail}".rstrip(), width - 2))
+        tail = f"{r.state:<9} {len(r.output_token_ids):>4}/{r.max_tokens:<4}" + (
+            f" {len(r.block_ids)} bl" if r.block_ids else ""
+        )
+        lines.append(
+            _cut(
+                (
+                    f"{owner_sign(r.index)} {name:<{wide}} "
+                    f"|{strip(trace, r.index, state.step, steps):<{steps}}| {tail}"
+                ).rstrip(),
+                width - 2,
+            )
+        )
     left_out = len(state.by_index) - len(rows)
     if left_out:
         lines.append(f"({count(left_out, 'more row')} not shown)")
-    return _section(f"TIMELINE  steps {first}..{state.step}  {legend}".rstrip() if state.step else "TIMELINE", lines or ["no request has arrived"])
+    return _section(
+        f"TIMELINE  steps {first}..{state.step}  {legend}".rstrip() if state.step else "TIMELINE",
+        lines or ["no request has arrived"],
+    )
 
 
 def _batch(trace: Trace, state: State, width: int) -> list[str]:
     record = trace.record(state.step)
     budget = token_budget(state.config)
     total = sum(c.num_tokens for c in record.chunks) + record.num_padding_tokens
-    shares = [f"{printable(c.request_id)} {c.num_tokens}{'p' if c.padding else 'd' if c.kind == 'decode' else 'r' if c.num_recomputed else 'f'}" for c in record.chunks]
+    shares = [
+        (
+            f"{printable(c.request_id)} "
+            f"{c.num_tokens}{'p' if c.padding else 'd' if c.kind == 'decode' else 'r' if c.num_recomputed else 'f'}"
+        )
+        for c in record.chunks
+    ]
     if record.num_padding_tokens:
         shares.append(f"padding {record.num_padding_tokens}")
-    head = f"{total:,}" + (f" of {budget:,}" if budget else "") + " tokens" + (" (f prefill, r recomputed, d decode, p padded):" if shares else "")
+    head = (
+        f"{total:,}"
+        + (f" of {budget:,}" if budget else "")
+        + " tokens"
+        + (" (f prefill, r recomputed, d decode, p padded):" if shares else "")
+    )
     return [head, *_flow(shares, width - 2)]
 
 
@@ -184,27 +254,48 @@ def _inside(p: StepProfile, width: int) -> list[str]:
     whole = sum(r.total_s for r in ran) or 1.0
     room = width - 42
     lines = [
-        f"{_cut(r.name, room):<{room}} {r.times:>5} x {seconds(r.total_s):>9} {r.total_s / whole:>6.1%}  {'#' * round(10 * r.total_s / whole)}".rstrip()
+        (
+            f"{_cut(r.name, room):<{room}} {r.times:>5} x {seconds(r.total_s):>9} "
+            f"{r.total_s / whole:>6.1%}  {'#' * round(10 * r.total_s / whole)}"
+        ).rstrip()
         for r in ran[:MOST_NAMES]
     ]
     if len(ran) > MOST_NAMES:
         rest = ran[MOST_NAMES:]
         lines.append(f"({count(len(rest), 'other name')}: {seconds(sum(r.total_s for r in rest))})")
-    return [*lines, f"in all {seconds(whole)} of the {seconds(p.total_s)} that the pass took while it was watched"]
+    return [
+        *lines,
+        f"in all {seconds(whole)} of the {seconds(p.total_s)} that the pass took while it was watched",
+    ]
 
 
 def _flow(items: list[str], width: int) -> list[str]:
     """Items side by side, two spaces apart, none broken over two lines."""
-    return [line.replace("\0", " ") for line in textwrap.wrap("  ".join(i.replace(" ", "\0") for i in items), width, break_long_words=False)]
+    return [
+        line.replace("\0", " ")
+        for line in textwrap.wrap(
+            "  ".join(i.replace(" ", "\0") for i in items), width, break_long_words=False
+        )
+    ]
 
 
 def _experts(load: list[list[int]], width: int) -> list[str]:
-    """A line a sparse layer: tokens of each expert (of more than 16 the busiest), how many were taken, the busiest over the mean."""
+    """A line a sparse layer: tokens of each expert (of more than 16 the busiest), how many were taken, the
+    busiest over the mean.
+    """
     lines = []
     for i in layers_of(load):
         row = load[i]
-        few = "  ".join(f"e{e} {n}" for e, n in (enumerate(row) if len(row) <= 16 else sorted(enumerate(row), key=lambda x: -x[1])[:8]))
-        lines.append(f"layer {i:<3} {few}{'  ...' if len(row) > 16 else ''}   {sum(n > 0 for n in row)} of {len(row)} taken, busiest {imbalance(row):.1f} x the mean")
+        few = "  ".join(
+            f"e{e} {n}"
+            for e, n in (
+                enumerate(row) if len(row) <= 16 else sorted(enumerate(row), key=lambda x: -x[1])[:8]
+            )
+        )
+        lines.append(
+            f"layer {i:<3} {few}{'  ...' if len(row) > 16 else ''}   {sum(n > 0 for n in row)} of "
+            f"{len(row)} taken, busiest {imbalance(row):.1f} x the mean"
+        )
     return lines
 
 
@@ -213,7 +304,10 @@ def _queue(state: State, width: int) -> list[str]:
         return ["empty"]
     head = state.requests[state.waiting[0]]
     why = f" (reason: {head.wait_reason})" if head.wait_reason else ""
-    return textwrap.wrap(printable(head.request_id) + why + "".join("  " + printable(rid) for rid in state.waiting[1:]), width - 2)
+    return textwrap.wrap(
+        printable(head.request_id) + why + "".join("  " + printable(rid) for rid in state.waiting[1:]),
+        width - 2,
+    )
 
 
 def _blocks(state: State, width: int) -> list[str]:

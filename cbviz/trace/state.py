@@ -1,7 +1,9 @@
-"""The state a trace describes at one moment: a fold of its events. Knows no engine: an imported log folds the same way.
+"""The state a trace describes at one moment: a fold of its events.
 
-Owns `State` (what the views draw) and the rules by which each event changes it. The engine's own state is a different thing
-(`core`); tests hold the two against each other after every step.
+Knows no engine: an imported log folds the same way.
+
+Owns `State` (what the views draw) and the rules by which each event changes it. The engine's own state is a
+different thing (`core`); tests hold the two against each other after every step.
 """
 
 from __future__ import annotations
@@ -14,23 +16,79 @@ from typing import Any
 from cbviz import events as ev
 from cbviz.messages import RequestSpec, StepRecord, child_spec
 
-# Codes of what a request was during one step, as the timeline draws them. `finished` and `none` are what follows and precedes.
-STATES = ("none", "waiting", "prefill", "decode", "preempted", "swapped", "finished", "idle", "held", "padded", "recompute", "aborted", "transferring", "accepted",
-          "rejected")
+# Codes of what a request was during one step, as the timeline draws them. `finished` and `none` are what
+# follows and precedes.
+STATES = (
+    "none",
+    "waiting",
+    "prefill",
+    "decode",
+    "preempted",
+    "swapped",
+    "finished",
+    "idle",
+    "held",
+    "padded",
+    "recompute",
+    "aborted",
+    "transferring",
+    "accepted",
+    "rejected",
+)
 CODE = {name: i for i, name in enumerate(STATES)}
 NORMAL_ENDS = ("length", "stop", "max_model_len")
 NULL_BLOCK = 0
 FIRST_BLOCKS = 16_384
-"""Blocks for which a state has room from the start; for others room is made when one is used, so that a state of a huge pool stays small."""
+"""Blocks for which a state has room from the start; for others room is made when one is used, so that a state
+of a huge pool stays small.
+"""
 
 
 class RequestState:
-    """One request as far as the trace has told. `status`: waiting, running, preempted, finished or refused."""
+    """One request as far as the trace has told.
 
-    __slots__ = ("arrival_s", "arrival_step", "beam_score", "block_ids", "checked_drafts", "child_ids", "code", "draft_token_ids", "finish_reason", "finish_s", "finish_step",
-                 "first_scheduled_s", "first_scheduled_step", "first_token_s", "first_token_step", "fork_step", "host_block_ids", "index", "last_step", "max_tokens",
-                 "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "output_drafted", "output_steps", "output_texts", "output_token_ids",
-                 "parent", "priority", "request_id", "seat_held", "spec", "status", "wait_have", "wait_need", "wait_reason")
+    `status`: waiting, running, preempted, finished or refused.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "arrival_step",
+        "beam_score",
+        "block_ids",
+        "checked_drafts",
+        "child_ids",
+        "code",
+        "draft_token_ids",
+        "finish_reason",
+        "finish_s",
+        "finish_step",
+        "first_scheduled_s",
+        "first_scheduled_step",
+        "first_token_s",
+        "first_token_step",
+        "fork_step",
+        "host_block_ids",
+        "index",
+        "last_step",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "output_drafted",
+        "output_steps",
+        "output_texts",
+        "output_token_ids",
+        "parent",
+        "priority",
+        "request_id",
+        "seat_held",
+        "spec",
+        "status",
+        "wait_have",
+        "wait_need",
+        "wait_reason",
+    )
 
     def __init__(self, request_id: str, index: int, num_prompt_tokens: int, max_tokens: int) -> None:
         self.request_id = request_id
@@ -99,7 +157,10 @@ class RequestState:
 
     @property
     def state(self) -> str:
-        """One of STATES: what it is now. (A request that ended in the last step was `decode` during it and is `finished` now.)"""
+        """One of STATES: what it is now.
+
+        (A request that ended in the last step was `decode` during it and is `finished` now.)
+        """
         if self.finished and not self.seat_held:
             return "finished" if self.finish_reason in NORMAL_ENDS else "aborted"
         return STATES[self.code]
@@ -133,7 +194,11 @@ class State:
         self.holders: dict[int, list[int]] = {}
         """Block id -> indices of the requests whose table holds it."""
         self.position: array[int] = array("i")
-        """Place of the block in its holders' tables. This and the next two are as long as the highest block that was ever used needs: ask `place` and so on."""
+        """Place of the block in its holders' tables.
+
+        This and the next two are as long as the highest block that was ever used needs: ask `place` and so
+        on.
+        """
         self.last_owner: array[int] = array("i")
         """Index of the request that held the block last, -1 if none did."""
         self.cached = bytearray()
@@ -149,11 +214,15 @@ class State:
         """Sequences in `by_index` that were forked from a request (`n` > 1, beams)."""
 
     def outputs(self, request_id: str) -> list[list[int]]:
-        """The output token ids of all the request's sequences (`n` > 1), its own first; of beams the best first."""
+        """The output token ids of all the request's sequences (`n` > 1), its own first; of beams the best
+        first.
+        """
         return [r.output_token_ids for r in self._sequences(request_id)]
 
     def scores(self, request_id: str) -> list[float]:
-        """Of a beam search, beside `outputs`: log-probabilities so far, at the end those of the hypotheses / length ** length_penalty. Empty for others."""
+        """Of a beam search, beside `outputs`: log-probabilities so far, at the end those of the hypotheses /
+        length ** length_penalty. Empty for others.
+        """
         return [r.beam_score for r in self._sequences(request_id) if r.beam_score is not None]
 
     def _sequences(self, request_id: str) -> list[RequestState]:
@@ -161,7 +230,7 @@ class State:
         all_of_it = [self.requests[i] for i in (request_id, *r.child_ids)]
         return all_of_it if r.beam_score is None else sorted(all_of_it, key=lambda x: -(x.beam_score or 0.0))
 
-    # reading ------------------------------------------------------------------------------------------------------------
+    # reading ------------------------------------------------------------------------------------------------
 
     def request(self, request_id: str) -> RequestState:
         try:
@@ -171,7 +240,10 @@ class State:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have come so far, refused ones included. Each counts once, whatever the number of its sequences."""
+        """Requests that have come so far, refused ones included.
+
+        Each counts once, whatever the number of its sequences.
+        """
         return len(self.by_index) - self.num_forked
 
     @property
@@ -211,7 +283,9 @@ class State:
         return len(self.holders.get(block_id, ()))
 
     def owner(self, block_id: int) -> int:
-        """Index of the request that holds the block (the first of several), or held it last; -1 if nobody did."""
+        """Index of the request that holds the block (the first of several), or held it last; -1 if nobody
+        did.
+        """
         held = self.holders.get(block_id)
         return held[0] if held else self.held_last(block_id)
 
@@ -264,9 +338,17 @@ class State:
     @property
     def size(self) -> int:
         """About how many numbers a copy of this state holds of its own (finished requests are shared)."""
-        return 3 * self.num_blocks + len(self.by_index) + sum(60 + 3 * len(r.output_token_ids) + len(r.block_ids) for r in self.by_index if not r.finished or r.seat_held)
+        return (
+            3 * self.num_blocks
+            + len(self.by_index)
+            + sum(
+                60 + 3 * len(r.output_token_ids) + len(r.block_ids)
+                for r in self.by_index
+                if not r.finished or r.seat_held
+            )
+        )
 
-    # folding ------------------------------------------------------------------------------------------------------------
+    # folding ------------------------------------------------------------------------------------------------
 
     def clone(self) -> State:
         """A copy that may be folded on. Finished requests never change again and are shared."""
@@ -285,7 +367,9 @@ class State:
         return new
 
     def apply(self, record: StepRecord, upto: int | None = None) -> None:
-        """Folds one record into this state; with `upto`, only its first events, and the state then stands inside the step."""
+        """Folds one record into this state; with `upto`, only its first events, and the state then stands
+        inside the step.
+        """
         self.event = None
         self.arriving = {x.request_id: x for x in record.arrivals}
         for i, e in enumerate(record.events):
@@ -298,7 +382,9 @@ class State:
         self._settle(record)
 
     def apply_each(self, record: StepRecord) -> Iterator[None]:
-        """Folds one record as `apply` does, and pauses after each event and once more when the step has ended."""
+        """Folds one record as `apply` does, and pauses after each event and once more when the step has
+        ended.
+        """
         self.arriving = {x.request_id: x for x in record.arrivals}
         for i, e in enumerate(record.events):
             _FOLD[type(e)](self, e, record)
@@ -318,7 +404,15 @@ class State:
                 r.code = CODE["accepted" if r.output_steps[-2:] == [record.step, record.step] else "rejected"]
                 self.changed.add(r.index)
                 continue
-            r.code = CODE["padded"] if c.padding else CODE["decode"] if c.kind == "decode" else CODE["recompute"] if c.num_recomputed else CODE["prefill"]
+            r.code = (
+                CODE["padded"]
+                if c.padding
+                else CODE["decode"]
+                if c.kind == "decode"
+                else CODE["recompute"]
+                if c.num_recomputed
+                else CODE["prefill"]
+            )
             self.changed.add(r.index)
         for rid in self.running:
             r = self.requests[rid]
@@ -366,7 +460,12 @@ def _refused(s: State, e: ev.Refused, record: StepRecord) -> None:
     if e.request_id in s.requests:
         return  # refused because its id is taken: the one that has it goes on
     spec = s.arriving.get(e.request_id)
-    r = RequestState(e.request_id, len(s.by_index), len(spec.prompt_token_ids) if spec else 0, spec.max_tokens if spec else 0)
+    r = RequestState(
+        e.request_id,
+        len(s.by_index),
+        len(spec.prompt_token_ids) if spec else 0,
+        spec.max_tokens if spec else 0,
+    )
     r.spec, r.status, r.code, r.finish_reason = spec, "refused", CODE["aborted"], "refused: " + e.reason
     r.arrival_step = r.finish_step = record.step
     r.arrival_s = r.finish_s = record.t0_s
@@ -481,8 +580,12 @@ def _scheduled(s: State, e: ev.Scheduled, record: StepRecord) -> None:
 def _unscheduled(s: State, e: ev.Unscheduled, record: StepRecord) -> None:
     s.requests[e.request_id].last_step = -1
     before = record.events[: record.events.index(e)]
-    first = next((x.start for x in before if isinstance(x, ev.Scheduled) and x.request_id == e.request_id), 0) // s.block_size
-    for x in before:  # blocks that this step would have filled; those of accepted drafts, found from now on, were filled before
+    first = (
+        next((x.start for x in before if isinstance(x, ev.Scheduled) and x.request_id == e.request_id), 0)
+        // s.block_size
+    )
+    # blocks that this step would have filled; those of accepted drafts, found from now on, were filled before
+    for x in before:
         if isinstance(x, ev.BlockCached) and x.request_id == e.request_id and s.position[x.block_id] >= first:
             s.cached[x.block_id] = 0
             s.touched.add(x.block_id)
@@ -567,7 +670,11 @@ def _beams_ended(s: State, e: ev.BeamsEnded, record: StepRecord) -> None:
     steps = [*s.requests[e.request_id].output_steps, record.step]
     for rid, tokens, score in zip(e.beam_ids, e.outputs, e.scores, strict=True):
         b = s.requests[rid]
-        b.output_token_ids, b.output_steps, b.output_texts = list(tokens), steps[: len(tokens)], list((record.texts or {}).get(rid, ()))
+        b.output_token_ids, b.output_steps, b.output_texts = (
+            list(tokens),
+            steps[: len(tokens)],
+            list((record.texts or {}).get(rid, ())),
+        )
         b.beam_score = score
         if b.first_token_step < 0:
             b.first_token_step, b.first_token_s = record.step, record.t1_s
@@ -620,11 +727,38 @@ def _freed(s: State, e: ev.Freed, record: StepRecord) -> None:
 
 
 _FOLD: dict[type, Any] = {
-    ev.Arrived: _arrived, ev.Starving: _executed, ev.Refused: _refused, ev.Configured: _configured, ev.Resized: _resized,
-    ev.Reordered: _reordered, ev.NotAdmitted: _not_admitted, ev.Admitted: _admitted,
-    ev.PrefixHit: _executed, ev.PrefixMiss: _executed, ev.Evicted: _evicted, ev.Allocated: _allocated, ev.Shared: _shared, ev.Scheduled: _scheduled,
-    ev.Skipped: _executed, ev.Unscheduled: _unscheduled, ev.Preempted: _preempted, ev.SwappedOut: _swapped_out, ev.SwappedIn: _host_freed, ev.HostFreed: _host_freed,
-    ev.Forked: _forked, ev.Copied: _copied, ev.Scored: _executed, ev.BeamStep: _beam_step, ev.BeamsEnded: _beams_ended,
-    ev.OutOfWindow: _out_of_window, ev.Executed: _executed, ev.BlockCached: _block_cached,
-    ev.Sampled: _sampled, ev.Proposed: _proposed, ev.Finished: _finished, ev.SeatHeld: _seat_held, ev.SeatsFreed: _seats_freed, ev.Freed: _freed,
+    ev.Arrived: _arrived,
+    ev.Starving: _executed,
+    ev.Refused: _refused,
+    ev.Configured: _configured,
+    ev.Resized: _resized,
+    ev.Reordered: _reordered,
+    ev.NotAdmitted: _not_admitted,
+    ev.Admitted: _admitted,
+    ev.PrefixHit: _executed,
+    ev.PrefixMiss: _executed,
+    ev.Evicted: _evicted,
+    ev.Allocated: _allocated,
+    ev.Shared: _shared,
+    ev.Scheduled: _scheduled,
+    ev.Skipped: _executed,
+    ev.Unscheduled: _unscheduled,
+    ev.Preempted: _preempted,
+    ev.SwappedOut: _swapped_out,
+    ev.SwappedIn: _host_freed,
+    ev.HostFreed: _host_freed,
+    ev.Forked: _forked,
+    ev.Copied: _copied,
+    ev.Scored: _executed,
+    ev.BeamStep: _beam_step,
+    ev.BeamsEnded: _beams_ended,
+    ev.OutOfWindow: _out_of_window,
+    ev.Executed: _executed,
+    ev.BlockCached: _block_cached,
+    ev.Sampled: _sampled,
+    ev.Proposed: _proposed,
+    ev.Finished: _finished,
+    ev.SeatHeld: _seat_held,
+    ev.SeatsFreed: _seats_freed,
+    ev.Freed: _freed,
 }

@@ -1,7 +1,9 @@
-"""A run as a list of step records, with the folds that views need. Knows neither engine nor widgets; live and opened traces are the same thing.
+"""A run as a list of step records, with the folds that views need.
 
-Owns `Trace`, `Cursor`, saving and opening. Seeking costs at most 100 folds: a copy of the state is kept every 100 steps. Where the
-copies grow too large they stand further apart (`trace.keyframes`).
+Knows neither engine nor widgets; live and opened traces are the same thing.
+
+Owns `Trace`, `Cursor`, saving and opening. Seeking costs at most 100 folds: a copy of the state is kept every
+100 steps. Where the copies grow too large they stand further apart (`trace.keyframes`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from cbviz.trace.state import CODE, State
 
 
 class Cursor(NamedTuple):
-    """A moment of a trace: after `step` steps; with `event`, inside step `step`, after its first `event` events.
+    """A moment of a trace: after `step` steps; with `event`, inside step `step`, after its first `event`
+    events.
 
     >>> Cursor(12)
     Cursor(step=12, event=None)
@@ -42,7 +45,10 @@ class Segment(NamedTuple):
 
 
 class Trace:
-    """Step records in order, from step 1. Iterates over them; `trace[n]` is the record at place n (step n + 1)."""
+    """Step records in order, from step 1.
+
+    Iterates over them; `trace[n]` is the record at place n (step n + 1).
+    """
 
     def __init__(self, header: TraceHeader | None = None) -> None:
         self.header = header or TraceHeader()
@@ -58,15 +64,20 @@ class Trace:
         self.keyframes = True
         """Keep states to seek from, and ask for keyframes? False: this run is only run to its end."""
         self._frames: dict[int, State] = {0: self._live.clone()}
-        self._frame_spacing, self._keyframe_spacing = Spacing(MOST_STATE_NUMBERS), Spacing(MOST_KEYFRAME_BYTES)
+        self._frame_spacing, self._keyframe_spacing = (
+            Spacing(MOST_STATE_NUMBERS),
+            Spacing(MOST_KEYFRAME_BYTES),
+        )
         self._cache: tuple[Cursor, State] | None = None
         self._file: Autosave | None = None
         self._lock = RLock()
-        """Held while a step is folded in or a state is made, never for longer: the run may go on in one thread while others look."""
+        """Held while a step is folded in or a state is made, never for longer: the run may go on in one
+        thread while others look.
+        """
         self._lent: set[int] = set()
         """Threads that were given the state at the end."""
 
-    # reading ------------------------------------------------------------------------------------------------------------
+    # reading ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.records)
@@ -93,7 +104,8 @@ class Trace:
     def state(self, cursor: Cursor | int | None = None) -> State:
         """The state at `cursor` (default: the end). Read only: it may be shared with other callers.
 
-        The state at the end follows the run while the thread that asked for it makes the steps; a step of another thread leaves it as it was.
+        The state at the end follows the run while the thread that asked for it makes the steps; a step of
+        another thread leaves it as it was.
         """
         with self._lock:
             return self._state_at(cursor)
@@ -122,7 +134,11 @@ class Trace:
         while nearest not in self._frames:
             nearest -= self._frame_spacing.every
         frame = self._frames[nearest]
-        if self._cache is not None and self._cache[0].event is None and frame.step < self._cache[0].step <= step:
+        if (
+            self._cache is not None
+            and self._cache[0].event is None
+            and frame.step < self._cache[0].step <= step
+        ):
             frame = self._cache[1]
         return frame.clone()
 
@@ -138,7 +154,7 @@ class Trace:
         """The request's segments that began at or before `step`."""
         return [s for s in self.segments[index] if s.step <= step]
 
-    # writing ------------------------------------------------------------------------------------------------------------
+    # writing ------------------------------------------------------------------------------------------------
 
     def append(self, record: StepRecord) -> None:
         """Adds the next step and folds it. With `autosave` on, the line is on disk before this returns."""
@@ -158,7 +174,9 @@ class Trace:
         for spec in record.arrivals:
             self.specs.setdefault(spec.request_id, spec)  # an id that comes twice is refused the second time
         live.apply(record)
-        self.resizes += [(record.step, i, e.num_blocks) for i, e in enumerate(record.events) if isinstance(e, Resized)]
+        self.resizes += [
+            (record.step, i, e.num_blocks) for i, e in enumerate(record.events) if isinstance(e, Resized)
+        ]
         for index in live.changed:
             self._note(index, record.step)
         live.changed.clear()
@@ -216,13 +234,15 @@ class Trace:
         new.digests = {k: v for k, v in self.digests.items() if k <= step}
         return new
 
-    # files --------------------------------------------------------------------------------------------------------------
+    # files --------------------------------------------------------------------------------------------------
 
     def autosave(self, path: str | Path, limit_bytes: int | None = None) -> None:
-        """Writes what there is to `path` and each further step as it comes, so that a crash loses at most one step.
+        """Writes what there is to `path` and each further step as it comes, so that a crash loses at most one
+        step.
 
-        `limit_bytes`: the most bytes of the file (None: $CBVIZ_AUTOSAVE_BYTES, else 100 MB; 0: no limit). Raises nothing where the file can't be
-        written: `autosave_problem` says why, and the run goes on without.
+        `limit_bytes`: the most bytes of the file (None: $CBVIZ_AUTOSAVE_BYTES, else 100 MB; 0: no limit).
+        Raises nothing where the file can't be written: `autosave_problem` says why, and the run goes on
+        without.
         """
         self.close()
         file = Autosave(path, limit_bytes)
@@ -231,7 +251,9 @@ class Trace:
 
     @property
     def autosave_problem(self) -> str:
-        """Why the steps are not written to the autosaved file any more; '' while they are, or if none was asked for."""
+        """Why the steps are not written to the autosaved file any more; '' while they are, or if none was
+        asked for.
+        """
         return self._file.problem if self._file is not None else ""
 
     def hand_over(self, to: Trace) -> None:
@@ -248,7 +270,9 @@ class Trace:
             self._file = None
 
     def save(self, path: str | Path, header: TraceHeader | None = None, steps: int | None = None) -> Path:
-        """Writes the trace as JSON lines, gzipped if the name ends in `.gz`. The file appears complete or not at all. Raises OSError.
+        """Writes the trace as JSON lines, gzipped if the name ends in `.gz`.
+
+        The file appears complete or not at all. Raises OSError.
 
         `header`: in place of the trace's own. `steps`: only so many.
         """
@@ -263,7 +287,9 @@ class Trace:
 
 
 def load(path: str | Path) -> Trace:
-    """Opens a saved trace (`.jsonl`, `.jsonl.gz`). Where a crash or a full disk left a line that can't be read, or steps that are not there, the run is
+    """Opens a saved trace (`.jsonl`, `.jsonl.gz`).
+
+    Where a crash or a full disk left a line that can't be read, or steps that are not there, the run is
     loaded up to that place, and a note in the header says what is left out.
 
     Raises TraceError naming the line for a file that is not a trace.
@@ -305,8 +331,11 @@ def _leave_out(trace: Trace, number: int, lines: list[bytes], why: str) -> None:
         trace.header.notes.append(f"line {number} was cut short and left out: the run ended there")
         return
     more = f" and {after:,} more line{'s' * (after > 1)}" if after else ""
-    trace.header.notes.append(f"line {number} {why}: the run is loaded up to step {len(trace)}; this line{more} are left out" if after else
-                              f"line {number} {why}: the run is loaded up to step {len(trace)}, and this line is left out")
+    trace.header.notes.append(
+        f"line {number} {why}: the run is loaded up to step {len(trace)}; this line{more} are left out"
+        if after
+        else f"line {number} {why}: the run is loaded up to step {len(trace)}, and this line is left out"
+    )
 
 
 def _plain(line: StepLine) -> StepRecord:

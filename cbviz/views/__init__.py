@@ -1,7 +1,11 @@
-"""Pictures of a trace. Each view is a pure function (trace, cursor) -> a Plotly figure as plain data, with a fixed number and order of traces.
+"""Pictures of a trace.
 
-`cb.views.timeline(trace, cb.Cursor(12))`. Beside each picture stands the function of its rows (`timeline_rows`, ...): arrays without colours.
-No view knows plotly, a widget or the engine; a view whose table the trace lacks returns the same traces, empty, and a note that says so.
+Each view is a pure function (trace, cursor) -> a Plotly figure as plain data, with a fixed number and order
+of traces.
+
+`cb.views.timeline(trace, cb.Cursor(12))`. Beside each picture stands the function of its rows
+(`timeline_rows`, ...): arrays without colours. No view knows plotly, a widget or the engine; a view whose
+table the trace lacks returns the same traces, empty, and a note that says so.
 """
 
 from cbviz.views.alone import alone, alone_rows

@@ -58,11 +58,21 @@ def block_map_rows(trace: Trace, cursor: Cursor | int | None = None) -> BlockRow
     return BlockRows(kind, owner, refs, fill, changed)
 
 
-def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int | None = None, selected: str | None = None, dark: bool = False) -> Figure:
-    """Every block of the pool: coloured by owner (thin: not full), free ones empty. Traces: blocks, shared, cached, reserved, changed, selected, fragmented.
+def block_map(
+    trace: Trace,
+    cursor: Cursor | int | None = None,
+    *,
+    columns: int | None = None,
+    selected: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Every block of the pool: coloured by owner (thin: not full), free ones empty.
 
-    `selected`: a request whose blocks are framed. A block's sign: a square inside for shared, a dot in its last owner's colour for cached, a dash for reserved, a cross for
-    a free block in a run too short for the request that waits (contiguous reservation).
+    Traces: blocks, shared, cached, reserved, changed, selected, fragmented.
+
+    `selected`: a request whose blocks are framed. A block's sign: a square inside for shared, a dot in its
+    last owner's colour for cached, a dash for reserved, a cross for a free block in a run too short for the
+    request that waits (contiguous reservation).
     """
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "blocks")
@@ -130,17 +140,63 @@ def block_map(trace: Trace, cursor: Cursor | int | None = None, *, columns: int 
             "ygap": 2,
             "textfont": {"size": 10},
         },
-        marks("shared", of("shared"), {"symbol": "square-open", "size": 13, "color": t.fg, "line": {"width": 1.5}}),
-        marks("cached, free", cached, {"symbol": "circle", "size": 6, "color": [t.owner(int(rows.owner[b])) if rows.owner[b] >= 0 else t.mute for b in cached]}),
-        marks("reserved, empty", of("reserved"), {"symbol": "line-ew-open", "size": 9, "color": t.fg, "line": {"width": 1.5}}),
-        marks("changed in this step", np.flatnonzero(rows.changed).tolist(), {"symbol": "square-open", "size": 18, "color": t.accent, "line": {"width": 1.5}}),
-        marks("of the picked request", sorted(mine), {"symbol": "square-open", "size": 22, "color": t.fg, "line": {"width": 2.5}}),
-        marks("free, in too short a run", short, {"symbol": "x-thin-open", "size": 8, "color": t.state("preempted").color, "line": {"width": 1.5}}),
+        marks(
+            "shared",
+            of("shared"),
+            {"symbol": "square-open", "size": 13, "color": t.fg, "line": {"width": 1.5}},
+        ),
+        marks(
+            "cached, free",
+            cached,
+            {
+                "symbol": "circle",
+                "size": 6,
+                "color": [t.owner(int(rows.owner[b])) if rows.owner[b] >= 0 else t.mute for b in cached],
+            },
+        ),
+        marks(
+            "reserved, empty",
+            of("reserved"),
+            {"symbol": "line-ew-open", "size": 9, "color": t.fg, "line": {"width": 1.5}},
+        ),
+        marks(
+            "changed in this step",
+            np.flatnonzero(rows.changed).tolist(),
+            {"symbol": "square-open", "size": 18, "color": t.accent, "line": {"width": 1.5}},
+        ),
+        marks(
+            "of the picked request",
+            sorted(mine),
+            {"symbol": "square-open", "size": 22, "color": t.fg, "line": {"width": 2.5}},
+        ),
+        marks(
+            "free, in too short a run",
+            short,
+            {"symbol": "x-thin-open", "size": 8, "color": t.state("preempted").color, "line": {"width": 1.5}},
+        ),
     ]
-    copies = [e for e in trace.record(at.step).events if isinstance(e, ev.Copied)] if at.step and at.event is None and not note else []
+    copies = (
+        [e for e in trace.record(at.step).events if isinstance(e, ev.Copied)]
+        if at.step and at.event is None and not note
+        else []
+    )
     arrows = [
-        {"x": e.dst % cols, "y": e.dst // cols, "ax": e.src % cols, "ay": e.src // cols, "xref": "x", "yref": "y", "axref": "x", "ayref": "y", "showarrow": True,
-         "arrowhead": 2, "arrowwidth": 1.5, "arrowcolor": t.accent, "text": "", "hovertext": f"{plain(e.request_id)} copied block {e.src} to {e.dst} before writing"}
+        {
+            "x": e.dst % cols,
+            "y": e.dst // cols,
+            "ax": e.src % cols,
+            "ay": e.src // cols,
+            "xref": "x",
+            "yref": "y",
+            "axref": "x",
+            "ayref": "y",
+            "showarrow": True,
+            "arrowhead": 2,
+            "arrowwidth": 1.5,
+            "arrowcolor": t.accent,
+            "text": "",
+            "hovertext": f"{plain(e.request_id)} copied block {e.src} to {e.dst} before writing",
+        }
         for e in copies
     ]
     bare = {"showgrid": False, "zeroline": False}
@@ -178,17 +234,25 @@ def describe_block(state: State, block: int) -> str:
         return "block 0: vLLM's null block, never given out"
     holders = [label(state, i) for i in state.holders.get(block, ())]
     if holders:
-        who = f"shared by {len(holders)}: {', '.join(holders[:6])}{', ...' if len(holders) > 6 else ''}" if len(holders) > 1 else f"held by {holders[0]}"
-        return f"block {block}, {who}, place {state.place(block)} in the table<br>{state.fill(block)} of {state.block_size} slots hold a token" + (
-            ", can be found by its hash" if state.is_cached(block) else ""
+        who = (
+            f"shared by {len(holders)}: {', '.join(holders[:6])}{', ...' if len(holders) > 6 else ''}"
+            if len(holders) > 1
+            else f"held by {holders[0]}"
         )
+        return (
+            f"block {block}, {who}, place {state.place(block)} in the table<br>{state.fill(block)} of "
+            f"{state.block_size} slots hold a token"
+        ) + (", can be found by its hash" if state.is_cached(block) else "")
     last = label(state, state.held_last(block))
     if kind == "cached":
         return f"block {block}, free, but still cached" + (f": {last} used it last" if last else "")
     if state.fragmented:
         run = next(r for r in state.free_runs() if block in r)
         head = state.requests[state.waiting[0]]
-        return f"block {block}, free in a run of {len(run)}: {plain(head.request_id)} needs {head.wait_need} side by side"
+        return (
+            f"block {block}, free in a run of {len(run)}: {plain(head.request_id)} needs {head.wait_need} "
+            "side by side"
+        )
     return f"block {block}, free" + (f": {last} had it last" if last else "")
 
 
@@ -205,7 +269,9 @@ class TableRows(NamedTuple):
 
 
 def block_table_rows(trace: Trace, request: str, cursor: Cursor | int | None = None) -> TableRows:
-    """The request's logical blocks in order, with the physical block behind each (0: the null block, left of the window). KeyError if it is not there yet."""
+    """The request's logical blocks in order, with the physical block behind each (0: the null block, left of
+    the window). KeyError if it is not there yet.
+    """
     state = trace.state(place(trace, cursor))
     ids = state.request(request).block_ids
     return TableRows(
@@ -219,8 +285,13 @@ def block_table_rows(trace: Trace, request: str, cursor: Cursor | int | None = N
     )
 
 
-def block_table(trace: Trace, request: str, cursor: Cursor | int | None = None, *, dark: bool = False) -> Figure:
-    """The block table of one request: place, physical block, what it is, slots filled, who else holds it. One table trace."""
+def block_table(
+    trace: Trace, request: str, cursor: Cursor | int | None = None, *, dark: bool = False
+) -> Figure:
+    """The block table of one request: place, physical block, what it is, slots filled, who else holds it.
+
+    One table trace.
+    """
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "blocks")
     state = trace.state(at)
@@ -228,7 +299,9 @@ def block_table(trace: Trace, request: str, cursor: Cursor | int | None = None, 
     if not note and not known:
         note = f"{plain(request)} has not arrived yet"
     none = np.empty(0, np.int64)
-    rows = block_table_rows(trace, request, at) if not note else TableRows(none, none, [], none, none, none, [])
+    rows = (
+        block_table_rows(trace, request, at) if not note else TableRows(none, none, [], none, none, none, [])
+    )
     size = state.block_size
     positions = [f"{p * size}..{p * size + size - 1}" for p in rows.place.tolist()]
     others = [", ".join(plain(h) for h in hs if h != request) for hs in rows.holders]
@@ -242,16 +315,26 @@ def block_table(trace: Trace, request: str, cursor: Cursor | int | None = None, 
         others,
     ]
     return {
-        "data": [data_table(t, ["place", "tokens", "block", "is", "filled", "has a hash", "shared with"], cells)],
+        "data": [
+            data_table(t, ["place", "tokens", "block", "is", "filled", "has a hash", "shared with"], cells)
+        ],
         "layout": layout(t, f"Block table of {plain(request)}", note=note, margin={"l": 8, "r": 8}),
     }
 
 
-def data_table(t: Theme, head: list[str], cells: list[list[Any]], widths: list[float] | None = None, mono: bool = False) -> dict[str, Any]:
+def data_table(
+    t: Theme, head: list[str], cells: list[list[Any]], widths: list[float] | None = None, mono: bool = False
+) -> dict[str, Any]:
     """A table trace in the theme's colours. The cells must be harmless text already."""
     out: dict[str, Any] = {
         "type": "table",
-        "header": {"values": head, "align": "left", "fill": {"color": t.track}, "line": {"color": t.line}, "font": {"color": t.mute, "size": 12}},
+        "header": {
+            "values": head,
+            "align": "left",
+            "fill": {"color": t.track},
+            "line": {"color": t.line},
+            "font": {"color": t.mute, "size": 12},
+        },
         "cells": {
             "values": cells,
             "align": "left",
@@ -267,7 +350,9 @@ def data_table(t: Theme, head: list[str], cells: list[list[Any]], widths: list[f
 
 
 def slots_rows(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, np.ndarray]:
-    """Slots of the pool while each step ran: `step` and the parts of the account, arrays [steps up to the cursor]; the parts sum to `total` at every step."""
+    """Slots of the pool while each step ran: `step` and the parts of the account, arrays [steps up to the
+    cursor]; the parts sum to `total` at every step.
+    """
     records = trace.records[: done_steps(place(trace, cursor))]
     out = {"step": np.array([r.step for r in records], dtype=np.int64)}
     for part in ("total", *SLOT_PARTS):
@@ -276,7 +361,9 @@ def slots_rows(trace: Trace, cursor: Cursor | int | None = None) -> dict[str, np
 
 
 def slots(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = False) -> Figure:
-    """Where the pool's slots went, stacked over the steps: used, partly empty, reserved, cached, free (five traces, in this order)."""
+    """Where the pool's slots went, stacked over the steps: used, partly empty, reserved, cached, free (five
+    traces, in this order).
+    """
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "accounting")
     rows = slots_rows(trace, at if not note else 0)
@@ -292,10 +379,26 @@ def slots(trace: Trace, cursor: Cursor | int | None = None, *, dark: bool = Fals
                 "x": rows["step"].tolist(),
                 "y": rows[part].tolist(),
                 "line": {"width": 0.5, "color": look.color, "shape": "hvh"},
-                "fillpattern": {"shape": look.pattern, "fgcolor": look.ink, "bgcolor": look.color, "size": 6, "solidity": 0.3},
+                "fillpattern": {
+                    "shape": look.pattern,
+                    "fgcolor": look.ink,
+                    "bgcolor": look.color,
+                    "size": 6,
+                    "solidity": 0.3,
+                },
                 "fillcolor": look.color,
                 "hovertemplate": "step %{x}: %{y:,} slots " + part.replace("_", " ") + "<extra></extra>",
             }
         )
     end = done_steps(at)
-    return {"data": data, "layout": layout(t, "Token slots of the pool (counted)", x="step", y="slots", note=note, shapes=[cursor_line(t, end)] if end and not note else [])}
+    return {
+        "data": data,
+        "layout": layout(
+            t,
+            "Token slots of the pool (counted)",
+            x="step",
+            y="slots",
+            note=note,
+            shapes=[cursor_line(t, end)] if end and not note else [],
+        ),
+    }

@@ -1,7 +1,8 @@
-"""What all views share: the frame of a figure as plain data, text made harmless, and the note for a table that a trace lacks.
+"""What all views share: the frame of a figure as plain data, text made harmless, and the note for a table
+that a trace lacks.
 
-A figure is `{"data": [...], "layout": {...}}`, plain JSON. plotly draws a small markup in texts (<b>, <a href>, $math$), so every word that
-came from a user, a prompt or a model goes through `plain`.
+A figure is `{"data": [...], "layout": {...}}`, plain JSON. plotly draws a small markup in texts (<b>, <a
+href>, $math$), so every word that came from a user, a prompt or a model goes through `plain`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,17 @@ MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monos
 
 
 def plain(text: object) -> str:
-    """Text that plotly shows as it is: no tag, entity or formula in it works; line breaks and tabs become visible signs."""
-    return html.escape(str(text), quote=False).replace("$", "&#36;").replace("\r\n", "⏎").replace("\n", "⏎").replace("\r", "⏎").replace("\t", "⇥")
+    """Text that plotly shows as it is: no tag, entity or formula in it works; line breaks and tabs become
+    visible signs.
+    """
+    return (
+        html.escape(str(text), quote=False)
+        .replace("$", "&#36;")
+        .replace("\r\n", "⏎")
+        .replace("\n", "⏎")
+        .replace("\r", "⏎")
+        .replace("\t", "⇥")
+    )
 
 
 def place(trace: Trace, cursor: Cursor | int | None) -> Cursor:
@@ -38,12 +48,16 @@ def done_steps(at: Cursor) -> int:
 
 
 def lacking(trace: Trace, *capabilities: str) -> str:
-    """'' if the trace has them all, else a sentence that says which it lacks, and why if the producer said so."""
+    """'' if the trace has them all, else a sentence that says which it lacks, and why if the producer said
+    so.
+    """
     gone = [c for c in capabilities if not trace.has(c)]
     if not gone:
         return ""
     why = [plain(trace.header.missing[c]) for c in gone if c in trace.header.missing]
-    return f"This trace has no {' and no '.join(gone)}" + (f": {'; '.join(why)}" if why else f" (from {plain(trace.header.producer)})")
+    return f"This trace has no {' and no '.join(gone)}" + (
+        f": {'; '.join(why)}" if why else f" (from {plain(trace.header.producer)})"
+    )
 
 
 def label(state: State, index: int) -> str:
@@ -51,9 +65,20 @@ def label(state: State, index: int) -> str:
     return plain(state.by_index[index].request_id) if 0 <= index < len(state.by_index) else ""
 
 
-def layout(t: Theme, title: str = "", *, x: str = "", y: str = "", note: str = "", **more: Any) -> dict[str, Any]:
-    """The common frame: fonts, colours, one x and one y axis. `note` stands in the middle of an empty picture."""
-    axis = {"gridcolor": t.line, "linecolor": t.line, "zerolinecolor": t.line, "color": t.mute, "automargin": True}
+def layout(
+    t: Theme, title: str = "", *, x: str = "", y: str = "", note: str = "", **more: Any
+) -> dict[str, Any]:
+    """The common frame: fonts, colours, one x and one y axis.
+
+    `note` stands in the middle of an empty picture.
+    """
+    axis = {
+        "gridcolor": t.line,
+        "linecolor": t.line,
+        "zerolinecolor": t.line,
+        "color": t.mute,
+        "automargin": True,
+    }
     out: dict[str, Any] = {
         "title": {"text": title, "font": {"size": 14, "color": t.fg}, "x": 0.01, "xanchor": "left"},
         "paper_bgcolor": t.bg,
@@ -61,7 +86,16 @@ def layout(t: Theme, title: str = "", *, x: str = "", y: str = "", note: str = "
         "font": {"family": FONT, "size": 12, "color": t.fg},
         "margin": {"l": 64, "r": 16, "t": 40 if title else 12, "b": 40},
         "hoverlabel": {"bgcolor": t.fg, "font": {"color": t.bg, "family": FONT}, "align": "left"},
-        "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0.0, "x": 0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"},
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "yanchor": "bottom",
+            "y": 0.0,
+            "x": 0,
+            "xanchor": "left",
+            "font": {"size": 11},
+            "traceorder": "normal",
+        },
         "xaxis": {**axis, "title": {"text": x}},
         "yaxis": {**axis, "title": {"text": y}},
         "shapes": [],
@@ -70,7 +104,18 @@ def layout(t: Theme, title: str = "", *, x: str = "", y: str = "", note: str = "
     for key, value in more.items():
         out[key] = {**out[key], **value} if key in out and isinstance(value, dict) else value
     if note:
-        out["annotations"] = [*out["annotations"], {"text": note, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False, "font": {"size": 13, "color": t.mute}}]
+        out["annotations"] = [
+            *out["annotations"],
+            {
+                "text": note,
+                "xref": "paper",
+                "yref": "paper",
+                "x": 0.5,
+                "y": 0.5,
+                "showarrow": False,
+                "font": {"size": 13, "color": t.mute},
+            },
+        ]
     return out
 
 
@@ -90,4 +135,13 @@ def rows_axis(state: State, rows: Sequence[int], most: int = 40) -> dict[str, An
 
 def cursor_line(t: Theme, x: float, yref: str = "paper") -> dict[str, Any]:
     """The vertical line that marks the cursor."""
-    return {"type": "line", "xref": "x", "yref": yref, "x0": x, "x1": x, "y0": 0, "y1": 1, "line": {"color": t.accent, "width": 1.5}}
+    return {
+        "type": "line",
+        "xref": "x",
+        "yref": yref,
+        "x0": x,
+        "x1": x,
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": t.accent, "width": 1.5},
+    }

@@ -1,7 +1,10 @@
-"""One table of colours and signs for every picture, light and dark. Knows neither plotly nor what the pictures show.
+"""One table of colours and signs for every picture, light and dark.
 
-The state colours are those of Okabe and Ito's colour-blind safe set, or tints of them; a colour is never the only sign: each state
-also has a texture (plotly's pattern names) and a letter. The explorer's canvas draws with the same table (`table`).
+Knows neither plotly nor what the pictures show.
+
+The state colours are those of Okabe and Ito's colour-blind safe set, or tints of them; a colour is never the
+only sign: each state also has a texture (plotly's pattern names) and a letter. The explorer's canvas draws
+with the same table (`table`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from cbviz.trace.state import STATES
 
 
 class Look(NamedTuple):
-    """How one state or kind is drawn: fill, the texture's ink, the texture (one of plotly's pattern shapes), a letter for plain text, and its name for people."""
+    """How one state or kind is drawn: fill, the texture's ink, the texture (one of plotly's pattern shapes),
+    a letter for plain text, and its name for people.
+    """
 
     color: str
     ink: str
@@ -39,7 +44,14 @@ _STATES: dict[str, tuple[str, str, str, str, str, str]] = {
     "recompute": ("#efa51f", "#7a4a00", "#f6c04d", "#5a3600", "+", "prefill again after a preemption"),
     "aborted": ("#59636e", "#d1d9e0", "#9aa5b1", "#28303a", "x", "aborted or refused"),
     "transferring": ("#009e73", "#d5f2e8", "#35c79d", "#0b3a2c", "-", "KV being moved"),
-    "accepted": ("#0b6aa8", "#9be7c4", "#3f9fdd", "#063a2a", "-", "decode, drafts accepted: several tokens in a step"),
+    "accepted": (
+        "#0b6aa8",
+        "#9be7c4",
+        "#3f9fdd",
+        "#063a2a",
+        "-",
+        "decode, drafts accepted: several tokens in a step",
+    ),
     "rejected": ("#0b6aa8", "#ffd9a8", "#3f9fdd", "#4a2500", ".", "decode, all drafts thrown away"),
 }
 # kind of slot: (light, dark, pattern, title)
@@ -78,7 +90,9 @@ class Theme(NamedTuple):
         """Look of a state, by its code or name in `trace.state.STATES`."""
         name = STATES[code] if isinstance(code, int) else code
         light, light_ink, dark, dark_ink, pattern, title = _STATES[name]
-        return Look(dark if self.dark else light, dark_ink if self.dark else light_ink, pattern, LETTERS[name], title)
+        return Look(
+            dark if self.dark else light, dark_ink if self.dark else light_ink, pattern, LETTERS[name], title
+        )
 
     def slot(self, kind: str) -> Look:
         """Look of a part of the slot account."""
@@ -88,10 +102,18 @@ class Theme(NamedTuple):
     def batch(self, kind: str) -> Look:
         """Look of a part of a step's tokens: prefill, decode, recomputed, draft or padded."""
         light, dark, pattern, title = _BATCH[kind]
-        return Look(dark if self.dark else light, self.bg if kind != "recomputed" else "#7a4a00", pattern, kind[0], title)
+        return Look(
+            dark if self.dark else light,
+            self.bg if kind != "recomputed" else "#7a4a00",
+            pattern,
+            kind[0],
+            title,
+        )
 
     def owner(self, index: int) -> str:
-        """Colour of a request's blocks: golden-angle hues at three lightnesses, so that neighbours differ in grey too. A cycle of 256."""
+        """Colour of a request's blocks: golden-angle hues at three lightnesses, so that neighbours differ in
+        grey too. A cycle of 256.
+        """
         return _owner(self.owner_l, self.owner_c, index % 256)
 
     def tint(self, index: int) -> str:
@@ -99,8 +121,30 @@ class Theme(NamedTuple):
         return mix(self.owner(index), self.bg, 0.62 if self.dark else 0.66)
 
 
-LIGHT = Theme(False, "#ffffff", "#1b1f24", "#59636e", "#d1d9e0", "#f3f5f7", "#0b57d0", "#eef1f4", (0.75, 0.645, 0.85), 0.115)
-DARK = Theme(True, "#111418", "#e6eaef", "#9aa5b1", "#39424d", "#191e24", "#7db7ff", "#1b2027", (0.72, 0.645, 0.80), 0.115)
+LIGHT = Theme(
+    False,
+    "#ffffff",
+    "#1b1f24",
+    "#59636e",
+    "#d1d9e0",
+    "#f3f5f7",
+    "#0b57d0",
+    "#eef1f4",
+    (0.75, 0.645, 0.85),
+    0.115,
+)
+DARK = Theme(
+    True,
+    "#111418",
+    "#e6eaef",
+    "#9aa5b1",
+    "#39424d",
+    "#191e24",
+    "#7db7ff",
+    "#1b2027",
+    (0.72, 0.645, 0.80),
+    0.115,
+)
 
 
 def theme(dark: bool = False) -> Theme:
@@ -108,10 +152,15 @@ def theme(dark: bool = False) -> Theme:
 
 
 def table() -> dict[str, Any]:
-    """All colours as plain data, for a drawer that is not Python: `{"light" | "dark": {..., "state": {name: {color, ink, pattern, letter, title}}}}`."""
+    """All colours as plain data, for a drawer that is not Python: `{"light" | "dark": {..., "state": {name:
+    {color, ink, pattern, letter, title}}}}`.
+    """
     return {
         name: {
-            **{f: getattr(t, f) for f in ("dark", "bg", "fg", "mute", "line", "track", "accent", "free", "owner_c")},
+            **{
+                f: getattr(t, f)
+                for f in ("dark", "bg", "fg", "mute", "line", "track", "accent", "free", "owner_c")
+            },
             "owner_l": list(t.owner_l),
             "state": {s: t.state(s)._asdict() for s in STATES},
             "slot": {s: t.slot(s)._asdict() for s in _SLOTS},
@@ -133,7 +182,9 @@ def mix(a: str, b: str, share: float) -> str:
 
 def luminance(color: str) -> float:
     """Relative luminance (WCAG 2), 0..1."""
-    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb(color)))
+    r, g, b = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb(color))
+    )
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 

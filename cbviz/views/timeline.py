@@ -1,4 +1,7 @@
-"""Requests x steps (or time): what each request was in each step. Two runs can stand below one another (`compare`)."""
+"""Requests x steps (or time): what each request was in each step.
+
+Two runs can stand below one another (`compare`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,17 @@ import numpy as np
 from cbviz.trace.compare import compare as compare_traces
 from cbviz.trace.state import CODE, STATES
 from cbviz.trace.trace import Cursor, Trace
-from cbviz.views.figure import Figure, cursor_line, done_steps, label, lacking, layout, place, plain, rows_axis
+from cbviz.views.figure import (
+    Figure,
+    cursor_line,
+    done_steps,
+    label,
+    lacking,
+    layout,
+    place,
+    plain,
+    rows_axis,
+)
 from cbviz.views.theme import Theme, theme
 
 _HIDDEN = (CODE["none"], CODE["finished"])
@@ -17,7 +30,10 @@ _HIDDEN = (CODE["none"], CODE["finished"])
 
 
 class TimelineRows(NamedTuple):
-    """Segments, one an entry; all arrays [S]. A segment covers the steps `first`..`last`, on the axis `x0`..`x1` (steps: first - 0.5 .. last + 0.5)."""
+    """Segments, one an entry; all arrays [S].
+
+    A segment covers the steps `first`..`last`, on the axis `x0`..`x1` (steps: first - 0.5 .. last + 0.5).
+    """
 
     row: np.ndarray
     code: np.ndarray
@@ -34,8 +50,12 @@ class TimelineRows(NamedTuple):
         return cls(none, none, none, none, none, none, [])
 
 
-def timeline_rows(trace: Trace, cursor: Cursor | int | None = None, *, axis: str = "step", requests: list[str] | None = None) -> TimelineRows:
-    """Segments up to the cursor. `axis`: `step`, or `time` in seconds (needs times). `requests`: only these, default all that have arrived.
+def timeline_rows(
+    trace: Trace, cursor: Cursor | int | None = None, *, axis: str = "step", requests: list[str] | None = None
+) -> TimelineRows:
+    """Segments up to the cursor.
+
+    `axis`: `step`, or `time` in seconds (needs times). `requests`: only these, default all that have arrived.
 
     Raises ValueError for another axis, KeyError for an unknown request.
     """
@@ -44,7 +64,11 @@ def timeline_rows(trace: Trace, cursor: Cursor | int | None = None, *, axis: str
     at = place(trace, cursor)
     end = done_steps(at)
     state = trace.state(at)
-    shown = [r.index for r in state.by_index] if requests is None else [state.request(rid).index for rid in requests]
+    shown = (
+        [r.index for r in state.by_index]
+        if requests is None
+        else [state.request(rid).index for rid in requests]
+    )
     segments: list[tuple[int, int, int, int]] = []
     for row, index in enumerate(shown):
         mine = trace.segments_until(index, end) if index < len(trace.segments) else []
@@ -62,7 +86,9 @@ def timeline_rows(trace: Trace, cursor: Cursor | int | None = None, *, axis: str
     return TimelineRows(table[:, 0], table[:, 1], firsts, lasts, x0, x1, shown)
 
 
-def _bars(trace: Trace, rows: TimelineRows, t: Theme, at: Cursor, yaxis: str, legend: bool) -> list[dict[str, Any]]:
+def _bars(
+    trace: Trace, rows: TimelineRows, t: Theme, at: Cursor, yaxis: str, legend: bool
+) -> list[dict[str, Any]]:
     """One bar trace a state, in the order of STATES."""
     state = trace.state(at)
     out = []
@@ -81,9 +107,24 @@ def _bars(trace: Trace, rows: TimelineRows, t: Theme, at: Cursor, yaxis: str, le
                 "base": rows.x0[pick].tolist(),
                 "x": (rows.x1[pick] - rows.x0[pick]).tolist(),
                 "y": rows.row[pick].tolist(),
-                "marker": {"color": look.color, "line": {"width": 0}, "pattern": {"shape": look.pattern, "fgcolor": look.ink, "bgcolor": look.color, "size": 5, "solidity": 0.35}},
-                "customdata": [[label(state, rows.requests[rows.row[i]]), int(rows.first[i]), int(rows.last[i])] for i in pick],
-                "hovertemplate": "%{customdata[0]}: " + look.title + ", steps %{customdata[1]} to %{customdata[2]}<extra></extra>",
+                "marker": {
+                    "color": look.color,
+                    "line": {"width": 0},
+                    "pattern": {
+                        "shape": look.pattern,
+                        "fgcolor": look.ink,
+                        "bgcolor": look.color,
+                        "size": 5,
+                        "solidity": 0.35,
+                    },
+                },
+                "customdata": [
+                    [label(state, rows.requests[rows.row[i]]), int(rows.first[i]), int(rows.last[i])]
+                    for i in pick
+                ],
+                "hovertemplate": "%{customdata[0]}: "
+                + look.title
+                + ", steps %{customdata[1]} to %{customdata[2]}<extra></extra>",
             }
         )
     return out
@@ -97,11 +138,29 @@ def _x_end(trace: Trace, at: Cursor, axis: str) -> float:
 
 
 def _x_title(trace: Trace, axis: str) -> str:
-    return "step" if axis == "step" else f"time in s ({trace.header.clock}{', ' + plain(trace.header.device) if trace.header.device else ''})"
+    return (
+        "step"
+        if axis == "step"
+        else (
+            "time in s "
+            f"({trace.header.clock}{', ' + plain(trace.header.device) if trace.header.device else ''})"
+        )
+    )
 
 
-def timeline(trace: Trace, cursor: Cursor | int | None = None, *, axis: str = "step", requests: list[str] | None = None, selected: str | None = None, dark: bool = False) -> Figure:
-    """One row a request, one bar a stretch of steps in one state. Always one trace a state, in the order of `trace.state.STATES`."""
+def timeline(
+    trace: Trace,
+    cursor: Cursor | int | None = None,
+    *,
+    axis: str = "step",
+    requests: list[str] | None = None,
+    selected: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """One row a request, one bar a stretch of steps in one state.
+
+    Always one trace a state, in the order of `trace.state.STATES`.
+    """
     t, at = theme(dark), place(trace, cursor)
     note = lacking(trace, "schedule", *(["time"] if axis == "time" else []))
     if note:
@@ -110,10 +169,24 @@ def timeline(trace: Trace, cursor: Cursor | int | None = None, *, axis: str = "s
         rows = timeline_rows(trace, at, axis=axis, requests=requests)
     state = trace.state(at)
     shapes = [] if note else [cursor_line(t, _x_end(trace, at, axis))]
-    if selected is not None and selected in state.requests and state.requests[selected].index in rows.requests:
+    if (
+        selected is not None
+        and selected in state.requests
+        and state.requests[selected].index in rows.requests
+    ):
         y = rows.requests.index(state.requests[selected].index)
         shapes.append(
-            {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": y - 0.5, "y1": y + 0.5, "line": {"color": t.accent, "width": 2}, "fillcolor": "rgba(0,0,0,0)"}
+            {
+                "type": "rect",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "yref": "y",
+                "y0": y - 0.5,
+                "y1": y + 0.5,
+                "line": {"color": t.accent, "width": 2},
+                "fillcolor": "rgba(0,0,0,0)",
+            }
         )
     return {
         "data": _bars(trace, rows, t, at, "y", True),
@@ -126,36 +199,68 @@ def timeline(trace: Trace, cursor: Cursor | int | None = None, *, axis: str = "s
             bargap=0.1,
             yaxis=rows_axis(state, rows.requests),
             shapes=shapes,
-            xaxis={"range": [0.5 if axis == "step" else 0.0, max(_x_end(trace, at, axis), 1.0 if axis == "step" else 1e-9)], "showgrid": False, "zeroline": False},
+            xaxis={
+                "range": [
+                    0.5 if axis == "step" else 0.0,
+                    max(_x_end(trace, at, axis), 1.0 if axis == "step" else 1e-9),
+                ],
+                "showgrid": False,
+                "zeroline": False,
+            },
         ),
     }
 
 
-def compare(a: Trace, b: Trace, cursor: Cursor | int | None = None, *, names: tuple[str, str] = ("ours", "theirs"), axis: str = "step", dark: bool = False) -> Figure:
-    """Two timelines with a common x axis, and a dashed line at the first step that differs. Traces: the states of `a`, then those of `b`.
+def compare(
+    a: Trace,
+    b: Trace,
+    cursor: Cursor | int | None = None,
+    *,
+    names: tuple[str, str] = ("ours", "theirs"),
+    axis: str = "step",
+    dark: bool = False,
+) -> Figure:
+    """Two timelines with a common x axis, and a dashed line at the first step that differs.
 
-    The cursor holds for both, as far as each run goes. Measured and modelled times are not drawn on one axis: the picture falls back to steps and says so.
+    Traces: the states of `a`, then those of `b`.
+
+    The cursor holds for both, as far as each run goes. Measured and modelled times are not drawn on one axis:
+    the picture falls back to steps and says so.
     """
     t = theme(dark)
     notes = []
     if axis == "time" and a.header.clock != b.header.clock:
         axis = "step"
         notes.append("one run's times are measured, the other's modelled: drawn over steps")
-    missing = "; ".join(filter(None, (lacking(x, "schedule", *(["time"] if axis == "time" else [])) for x in (a, b))))
+    missing = "; ".join(
+        filter(None, (lacking(x, "schedule", *(["time"] if axis == "time" else [])) for x in (a, b)))
+    )
     data: list[dict[str, Any]] = []
     ends, axes = [], []
     for trace, y in ((a, "y"), (b, "y2")):
         whole = place(trace, None)
-        at = whole if cursor is None else Cursor(min(cursor if isinstance(cursor, int) else cursor.step, whole.step))
+        at = (
+            whole
+            if cursor is None
+            else Cursor(min(cursor if isinstance(cursor, int) else cursor.step, whole.step))
+        )
         rows = timeline_rows(trace, at, axis=axis) if not missing else TimelineRows.empty()
         data += _bars(trace, rows, t, at, y, y == "y")
         ends.append(_x_end(trace, at, axis) if not missing else 0.0)
         axes.append(rows_axis(trace.state(at), rows.requests))
     first = compare_traces(a, b, names, with_metrics=False).first_difference if not missing else None
     shapes = []
-    if first is not None and (cursor is None or first.step <= (cursor if isinstance(cursor, int) else cursor.step)):
-        x = first.step - 0.5 if axis == "step" else min(r.record(first.step).t0_s for r in (a, b) if first.step <= len(r))
-        shapes.append({**cursor_line(t, x), "line": {"color": t.state("preempted").color, "width": 1.5, "dash": "dash"}})
+    if first is not None and (
+        cursor is None or first.step <= (cursor if isinstance(cursor, int) else cursor.step)
+    ):
+        x = (
+            first.step - 0.5
+            if axis == "step"
+            else min(r.record(first.step).t0_s for r in (a, b) if first.step <= len(r))
+        )
+        shapes.append(
+            {**cursor_line(t, x), "line": {"color": t.state("preempted").color, "width": 1.5, "dash": "dash"}}
+        )
         notes.append(f"step {first.step} is the first that differs ({first.key})")
     frame = layout(
         t,
@@ -165,7 +270,12 @@ def compare(a: Trace, b: Trace, cursor: Cursor | int | None = None, *, names: tu
         barmode="overlay",
         bargap=0.1,
         shapes=shapes,
-        xaxis={"range": [0.5 if axis == "step" else 0.0, max(*ends, 1.0 if axis == "step" else 1e-9)], "anchor": "y2", "showgrid": False, "zeroline": False},
+        xaxis={
+            "range": [0.5 if axis == "step" else 0.0, max(*ends, 1.0 if axis == "step" else 1e-9)],
+            "anchor": "y2",
+            "showgrid": False,
+            "zeroline": False,
+        },
         yaxis={**axes[0], "domain": [0.52, 1.0], "title": {"text": plain(names[0])}},
     )
     frame["yaxis2"] = {**frame["yaxis"], **axes[1], "domain": [0.0, 0.48], "title": {"text": plain(names[1])}}

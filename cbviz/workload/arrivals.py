@@ -22,7 +22,9 @@ def uniform(num_requests: int, rate: float) -> list[float]:
 
 
 def bursty(num_requests: int, rate: float, rng: random.Random, burstiness: float = 0.25) -> list[float]:
-    """Gamma-distributed gaps of mean 1 / rate: shape `burstiness` 1 is Poisson, less comes in bursts, more is evener (`vllm bench serve --burstiness`)."""
+    """Gamma-distributed gaps of mean 1 / rate: shape `burstiness` 1 is Poisson, less comes in bursts, more is
+    evener (`vllm bench serve --burstiness`).
+    """
     _check(num_requests, rate)
     if not (math.isfinite(burstiness) and burstiness > 0):
         raise ConfigError(f"burstiness is {burstiness}, it must be a finite number above 0")

@@ -1,21 +1,30 @@
-"""Files of requests. Owns the formats and their detection by content; knows no scheduler and no model beyond a tokenizer.
+"""Files of requests.
+
+Owns the formats and their detection by content; knows no scheduler and no model beyond a tokenizer.
 
 | format | recognised by |
 | --- | --- |
-| requests, JSON lines or one array | an object with `prompt` (text or ids), `messages` or `prompt_len`; beside it what `FIELDS` names, as in RequestSpec and Sampling |
-| Mooncake, JSON lines (kvcache-ai/Mooncake, FAST 2025) | `input_length`; `timestamp` in ms, `hash_ids`: equal id, equal block of `block_size` tokens (512) |
-| ShareGPT, one JSON array or JSON lines | objects with `conversations`; the first two turns are prompt and answer, as `vllm bench serve` takes them |
+| requests, JSON lines or one array | an object with `prompt` (text or ids), `messages` or `prompt_len`;
+beside it what `FIELDS` names, as in RequestSpec and Sampling |
+| Mooncake, JSON lines (kvcache-ai/Mooncake, FAST 2025) | `input_length`; `timestamp` in ms, `hash_ids`: equal
+id, equal block of `block_size` tokens (512) |
+| ShareGPT, one JSON array or JSON lines | objects with `conversations`; the first two turns are prompt and
+answer, as `vllm bench serve` takes them |
 | Azure 2023 CSV (Splitwise, ISCA 2024) | columns `TIMESTAMP`, `ContextTokens`, `GeneratedTokens` |
 | BurstGPT CSV (Wang et al., 2024) | columns `Timestamp`, `Request tokens`, `Response tokens` |
 | vLLM run CSV | columns `input_tokens`, `output_tokens`, `arrival_s` |
-| a run of ours, CSV (`cbviz export RUN --to csv`, the requests) | columns `request_id`, `prompt_tokens`, `output_tokens`, `arrival_s` |
+| a run of ours, CSV (`cbviz export RUN --to csv`, the requests) | columns `request_id`, `prompt_tokens`,
+`output_tokens`, `arrival_s` |
 
-A file is read as a stream, as far as `limit` needs; `.gz` and `.zst` are unpacked on the way (`cbviz.textfile`). A trace without texts gets made-up token ids.
-Where a file gives the output's length, `max_tokens` is that length and the end-of-sequence token is ignored (unless the line says otherwise), so that a real
-model writes as much as the recorded one did. Times count from the earliest request that is read, also where rows are not in order of time.
+A file is read as a stream, as far as `limit` needs; `.gz` and `.zst` are unpacked on the way
+(`cbviz.textfile`). A trace without texts gets made-up token ids. Where a file gives the output's length,
+`max_tokens` is that length and the end-of-sequence token is ignored (unless the line says otherwise), so that
+a real model writes as much as the recorded one did. Times count from the earliest request that is read, also
+where rows are not in order of time.
 
-A bad request of our own format, of Mooncake or of Azure ends the reading with an error. Two kinds are left out, and a note says how many: entries of
-ShareGPT without a prompt and an answer, and rows of a measured run in which nothing was asked or answered (failures).
+A bad request of our own format, of Mooncake or of Azure ends the reading with an error. Two kinds are left
+out, and a note says how many: entries of ShareGPT without a prompt and an answer, and rows of a measured run
+in which nothing was asked or answered (failures).
 """
 
 from __future__ import annotations
@@ -50,8 +59,31 @@ MOST_LINE_BYTES = 64 << 20
 MOONCAKE_BLOCK = 512
 MOST_BLOCK = 1 << 20
 DEFAULT_MAX_TOKENS = 64
-FIELDS = ("request_id", "prompt", "messages", "prompt_len", "output_len", "max_tokens", "arrival_s", "arrival_step", "priority", "temperature", "top_k", "top_p", "seed",
-          "n", "beam_width", "length_penalty", "early_stopping", "ignore_eos", "stop_token_ids", "deadline_s", "ttft_slo_s", "tpot_slo_s", "session")
+FIELDS = (
+    "request_id",
+    "prompt",
+    "messages",
+    "prompt_len",
+    "output_len",
+    "max_tokens",
+    "arrival_s",
+    "arrival_step",
+    "priority",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "n",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "ignore_eos",
+    "stop_token_ids",
+    "deadline_s",
+    "ttft_slo_s",
+    "tpot_slo_s",
+    "session",
+)
 _PROMPTS = ("prompt", "messages", "prompt_len")
 
 
@@ -77,13 +109,23 @@ _TABLES = {
     "azure": _Table("timestamp", "contexttokens", "generatedtokens"),
     "burstgpt": _Table("timestamp", "request tokens", "response tokens", has_failures=True),
     "vllm-run": _Table("arrival_s", "input_tokens", "output_tokens", request_id="request", has_failures=True),
-    "cbviz": _Table("arrival_s", "prompt_tokens", "output_tokens", ("request_id",), request_id="request_id", has_failures=True),
+    "cbviz": _Table(
+        "arrival_s",
+        "prompt_tokens",
+        "output_tokens",
+        ("request_id",),
+        request_id="request_id",
+        has_failures=True,
+    ),
 }
 
 
 @dataclass
 class _Found:
-    """One request of a file. Its `arrival_s` is as the file has it until the earliest is known, if `timed`."""
+    """One request of a file.
+
+    Its `arrival_s` is as the file has it until the earliest is known, if `timed`.
+    """
 
     row: Row
     spec: RequestSpec
@@ -121,13 +163,23 @@ class _Reading:
         return f"{self.left_out.total():,} of {self.seen:,} entries of {self.name} were skipped: {why}{first}"
 
 
-def load(path: str | Path, *, seed: int = 0, model_vocab: int | None = None, tokenizer: Encoder | None = None, limit: int | None = None, scale: float = 1.0,
-         block_size: int | None = None, notes: list[str] | None = None) -> list[RequestSpec]:
+def load(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    model_vocab: int | None = None,
+    tokenizer: Encoder | None = None,
+    limit: int | None = None,
+    scale: float = 1.0,
+    block_size: int | None = None,
+    notes: list[str] | None = None,
+) -> list[RequestSpec]:
     """The requests of a file, in its order.
 
-    `limit`: only the first so many; no more of the file is read than they need. `scale`: multiplies arrival times (0.5: twice the load). `block_size`: tokens
-    of one block of a Mooncake trace. `notes` is given what a user should know: how many entries were skipped, and why. Raises ConfigError for a bad parameter
-    or an unreadable file, RequestError naming line, field and limit for a bad request.
+    `limit`: only the first so many; no more of the file is read than they need. `scale`: multiplies arrival
+    times (0.5: twice the load). `block_size`: tokens of one block of a Mooncake trace. `notes` is given what
+    a user should know: how many entries were skipped, and why. Raises ConfigError for a bad parameter or an
+    unreadable file, RequestError naming line, field and limit for a bad request.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}, the least is 1")
@@ -145,7 +197,9 @@ def load(path: str | Path, *, seed: int = 0, model_vocab: int | None = None, tok
             raise reading.first_bad
         raise ConfigError(f"{path}: holds no request{': ' if told else ''}{''.join(told)}")
     if block_size is not None and not reading.uses_block_size:
-        raise ConfigError(f"block_size is {block_size}, but {path.name} is no Mooncake trace with hash_ids: leave it out")
+        raise ConfigError(
+            f"block_size is {block_size}, but {path.name} is no Mooncake trace with hash_ids: leave it out"
+        )
     times = [x.time_s for x in found if x.timed]
     if any(b < a for a, b in itertools.pairwise(times)):
         told.append(f"the rows of {path.name} are not in order of time: times count from the earliest")
@@ -172,17 +226,26 @@ def _checked(found: Iterator[_Found], model_vocab: int | None) -> list[_Found]:
     tokens = sequences = 0
     for x in found:
         line, spec = x.row, x.spec
-        if model_vocab is not None and not 0 <= min(spec.prompt_token_ids) <= max(spec.prompt_token_ids) < model_vocab:
+        if (
+            model_vocab is not None
+            and not 0 <= min(spec.prompt_token_ids) <= max(spec.prompt_token_ids) < model_vocab
+        ):
             raise line.fail(f"prompt holds token ids outside 0..{model_vocab - 1}, the model's vocabulary")
         if spec.request_id in ids:
             raise line.fail(f"request_id {short(spec.request_id)} stands in the file twice")
         ids.add(spec.request_id)
         tokens += len(spec.prompt_token_ids)
         if tokens > MOST_TOTAL_TOKENS:
-            raise line.fail(f"the prompts up to here hold {tokens} tokens, the most in one run is {MOST_TOTAL_TOKENS}; read fewer requests with limit={len(out)}")
+            raise line.fail(
+                f"the prompts up to here hold {tokens} tokens, the most in one run is {MOST_TOTAL_TOKENS}; "
+                f"read fewer requests with limit={len(out)}"
+            )
         sequences += max(spec.sampling.n, spec.sampling.beam_width)
         if sequences > MOST_SEQUENCES:
-            raise line.fail(f"the requests up to here have {sequences} sequences, the most in one run is {MOST_SEQUENCES}; read fewer requests with limit={len(out)}")
+            raise line.fail(
+                f"the requests up to here have {sequences} sequences, the most in one run is "
+                f"{MOST_SEQUENCES}; read fewer requests with limit={len(out)}"
+            )
         line.data = {}  # read by now; only where it stands is still needed
         out.append(x)
     return out
@@ -201,7 +264,10 @@ def _parse(stream: io.BufferedReader, reading: _Reading) -> Iterator[_Found]:
 
 
 def _first_sign(stream: io.BufferedReader, name: str) -> bytes:
-    """The first byte that is no space, b'' if there is none. It and what stands before it on its line stay unread."""
+    """The first byte that is no space, b'' if there is none.
+
+    It and what stands before it on its line stay unread.
+    """
     while head := stream.peek(1):
         text = head.lstrip(b" \t\r\n\f\v")
         if text:
@@ -213,7 +279,12 @@ def _first_sign(stream: io.BufferedReader, name: str) -> bytes:
 def _json_array(stream: io.BufferedReader, reading: _Reading) -> Iterator[_Found]:
     for number, entry in array_entries(textfile.chunks(stream, reading.name), reading.name):
         where = f"{reading.name} entry {number}"
-        yield from _entry(where, entry, reading, share_gpt=not isinstance(entry, dict) or not any(f in entry for f in (*_PROMPTS, "input_length")))
+        yield from _entry(
+            where,
+            entry,
+            reading,
+            share_gpt=not isinstance(entry, dict) or not any(f in entry for f in (*_PROMPTS, "input_length")),
+        )
 
 
 def _json_lines(stream: io.BufferedReader, reading: _Reading) -> Iterator[_Found]:
@@ -253,7 +324,9 @@ def _native(line: Row, index: int, made_up: MadeUp, tokenizer: Encoder | None) -
     d = line.data
     given = [f for f in ("prompt", "messages", "prompt_len") if d.get(f) is not None]
     if len(given) != 1:
-        raise line.fail(f"needs exactly one of prompt, messages and prompt_len, got {' and '.join(given) or 'none'}")
+        raise line.fail(
+            f"needs exactly one of prompt, messages and prompt_len, got {' and '.join(given) or 'none'}"
+        )
     text: str | None = None
     if given == ["prompt_len"]:
         prompt_len = line.size("prompt_len")
@@ -261,9 +334,20 @@ def _native(line: Row, index: int, made_up: MadeUp, tokenizer: Encoder | None) -
         ids = made_up.ids(index, prompt_len)
     elif given == ["messages"]:
         messages = d["messages"]
-        if not (isinstance(messages, list) and messages and all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)):
-            raise line.fail('messages must be a list of {"role": text, "content": text} with at least 1 entry')
-        messages = [{**m, "role": clean_text(m["role"]), "content": clean_text(m["content"])} for m in messages]
+        if not (
+            isinstance(messages, list)
+            and messages
+            and all(
+                isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+                for m in messages
+            )
+        ):
+            raise line.fail(
+                'messages must be a list of {"role": text, "content": text} with at least 1 entry'
+            )
+        messages = [
+            {**m, "role": clean_text(m["role"]), "content": clean_text(m["content"])} for m in messages
+        ]
         text = messages[-1]["content"]
         ids = chat(messages, tokenizer, made_up)
     else:
@@ -272,7 +356,9 @@ def _native(line: Row, index: int, made_up: MadeUp, tokenizer: Encoder | None) -
             text = prompt = clean_text(prompt)
             ids = encode(prompt, tokenizer, made_up) if prompt.strip() else ()
         elif isinstance(prompt, list):
-            ids = tuple(line.ids("prompt", "prompt as a list must hold token ids, whole numbers of 0 or more") or ())
+            ids = tuple(
+                line.ids("prompt", "prompt as a list must hold token ids, whole numbers of 0 or more") or ()
+            )
         else:
             raise line.fail(f"prompt must be text or a list of token ids, got {short(prompt)}")
         if not ids:
@@ -290,14 +376,33 @@ def _native(line: Row, index: int, made_up: MadeUp, tokenizer: Encoder | None) -
     session = line.text("session")
     temperature, top_p = line.seconds("temperature"), line.seconds("top_p")
     try:
-        sampling = Sampling(temperature=temperature or 0.0, top_k=line.whole("top_k", 0, 1_000_000) or 0, top_p=1.0 if top_p is None else top_p,
-                            seed=line.whole("seed", 0, 2**63 - 1), stop_token_ids=tuple(stops), ignore_eos=ignore_eos,
-                            n=1 if (n := line.whole("n", 1, MAX_SEQUENCES)) is None else n, beam_width=line.whole("beam_width", 0, MAX_BEAM_WIDTH) or 0,
-                            length_penalty=d.get("length_penalty", 1.0), early_stopping=d.get("early_stopping", False))
-        return RequestSpec(request_id, ids, max_tokens or output_len or DEFAULT_MAX_TOKENS, arrival_s=line.seconds("arrival_s") or 0.0,
-                           arrival_step=line.whole("arrival_step", 0, 2**31 - 1), priority=line.whole("priority", -(2**31), 2**31 - 1) or 0, sampling=sampling,
-                           output_len=output_len, prompt=text, deadline_s=line.seconds("deadline_s"), ttft_slo_s=line.seconds("ttft_slo_s"),
-                           tpot_slo_s=line.seconds("tpot_slo_s"), session=session)
+        sampling = Sampling(
+            temperature=temperature or 0.0,
+            top_k=line.whole("top_k", 0, 1_000_000) or 0,
+            top_p=1.0 if top_p is None else top_p,
+            seed=line.whole("seed", 0, 2**63 - 1),
+            stop_token_ids=tuple(stops),
+            ignore_eos=ignore_eos,
+            n=1 if (n := line.whole("n", 1, MAX_SEQUENCES)) is None else n,
+            beam_width=line.whole("beam_width", 0, MAX_BEAM_WIDTH) or 0,
+            length_penalty=d.get("length_penalty", 1.0),
+            early_stopping=d.get("early_stopping", False),
+        )
+        return RequestSpec(
+            request_id,
+            ids,
+            max_tokens or output_len or DEFAULT_MAX_TOKENS,
+            arrival_s=line.seconds("arrival_s") or 0.0,
+            arrival_step=line.whole("arrival_step", 0, 2**31 - 1),
+            priority=line.whole("priority", -(2**31), 2**31 - 1) or 0,
+            sampling=sampling,
+            output_len=output_len,
+            prompt=text,
+            deadline_s=line.seconds("deadline_s"),
+            ttft_slo_s=line.seconds("ttft_slo_s"),
+            tpot_slo_s=line.seconds("tpot_slo_s"),
+            session=session,
+        )
     except RequestError as e:
         raise e if str(e).startswith(line.where) else line.fail(str(e)) from None
 
@@ -313,16 +418,24 @@ def _mooncake(line: Row, index: int, reading: _Reading) -> _Found:
     else:
         reading.uses_block_size = True
         ids = _from_blocks(line, hash_ids, prompt_len, reading)
-    spec = RequestSpec(f"r{index + 1}", ids, output_len, sampling=Sampling(ignore_eos=True), output_len=output_len)
+    spec = RequestSpec(
+        f"r{index + 1}", ids, output_len, sampling=Sampling(ignore_eos=True), output_len=output_len
+    )
     return _Found(line, spec, timed=True, time_s=(line.seconds("timestamp") or 0.0) / 1000)
 
 
 def _from_blocks(line: Row, hash_ids: list[int], prompt_len: int, reading: _Reading) -> tuple[int, ...]:
-    """The prompt whose blocks carry these ids: equal id, equal block. Raises RequestError if the ids are of blocks of another size."""
+    """The prompt whose blocks carry these ids: equal id, equal block.
+
+    Raises RequestError if the ids are of blocks of another size.
+    """
     size = reading.block_size or MOONCAKE_BLOCK
     need = -(-prompt_len // size)
     if len(hash_ids) != need:
-        raise line.fail(f"hash_ids has {len(hash_ids)} entries, input_length {prompt_len} needs {need} blocks of {size}: {_other_size(prompt_len, len(hash_ids))}")
+        raise line.fail(
+            f"hash_ids has {len(hash_ids)} entries, input_length {prompt_len} needs {need} blocks of "
+            f"{size}: {_other_size(prompt_len, len(hash_ids))}"
+        )
     for h in hash_ids:
         if h not in reading.blocks:
             reading.blocks[h] = reading.made_up.ids(h, size)
@@ -336,13 +449,22 @@ def _other_size(num_tokens: int, num_blocks: int) -> str:
     least = -(-num_tokens // num_blocks)
     most = (num_tokens - 1) // (num_blocks - 1) if num_blocks > 1 else MOST_BLOCK
     likely = next((2**i for i in range(21) if least <= 2**i <= most), least)
-    return f"if the file's blocks have another size, give it with block_size (block_size={likely} would fit this row)" if least <= most else "no block size fits"
+    return (
+        (
+            f"if the file's blocks have another size, give it with block_size (block_size={likely} would fit "
+            "this row)"
+        )
+        if least <= most
+        else "no block size fits"
+    )
 
 
 def _share_gpt(where: str, entry: Any, index: int, reading: _Reading) -> Iterator[_Found]:
     """The request of one conversation; none if it lacks a prompt or an answer."""
     turns = entry.get("conversations") if isinstance(entry, dict) else None
-    if not isinstance(turns, list) or not all(isinstance(t, dict) and isinstance(t.get("value"), str) for t in turns[:2]):
+    if not isinstance(turns, list) or not all(
+        isinstance(t, dict) and isinstance(t.get("value"), str) for t in turns[:2]
+    ):
         error = RequestError(f'{where}: conversations must be a list of {{"from": text, "value": text}}')
         reading.leave_out("without a list of texts", error)
         return
@@ -350,23 +472,40 @@ def _share_gpt(where: str, entry: Any, index: int, reading: _Reading) -> Iterato
         reading.leave_out("without an answer, whose length is needed")  # as vLLM's benchmark does
         return
     prompt, answer = clean_text(turns[0]["value"]), clean_text(turns[1]["value"])
-    ids, output = encode(prompt, reading.tokenizer, reading.made_up), encode(answer, reading.tokenizer, reading.made_up)
+    ids, output = (
+        encode(prompt, reading.tokenizer, reading.made_up),
+        encode(answer, reading.tokenizer, reading.made_up),
+    )
     if not ids or not output:
         reading.leave_out("with an empty prompt or answer")
         return
-    yield _Found(Row(where, entry), RequestSpec(f"r{index + 1}", ids, len(output), sampling=Sampling(ignore_eos=True), output_len=len(output), prompt=prompt))
+    yield _Found(
+        Row(where, entry),
+        RequestSpec(
+            f"r{index + 1}",
+            ids,
+            len(output),
+            sampling=Sampling(ignore_eos=True),
+            output_len=len(output),
+            prompt=prompt,
+        ),
+    )
 
 
 def _csv(stream: io.BufferedReader, reading: _Reading) -> Iterator[_Found]:
     name = reading.name
-    rows = csv.reader(textfile.text_of(raw, name, number) for number, raw in textfile.lines(stream, name, MOST_LINE_BYTES))
+    rows = csv.reader(
+        textfile.text_of(raw, name, number) for number, raw in textfile.lines(stream, name, MOST_LINE_BYTES)
+    )
     following = _csv_rows(rows, name)
     _, header = next(following, (0, []))
     columns = [c.strip().lower() for c in header]
     kind = next((k for k, t in _TABLES.items() if set(t.columns) <= set(columns)), None)
     if kind is None:
         known = " or ".join("/".join(t.columns) for t in _TABLES.values())
-        raise ConfigError(f"{name}: format not recognised. It is neither JSON nor a CSV file with the columns {known}")
+        raise ConfigError(
+            f"{name}: format not recognised. It is neither JSON nor a CSV file with the columns {known}"
+        )
     table = _TABLES[kind]
     index = 0
     for number, cells in following:
@@ -407,7 +546,13 @@ def _from_table(line: Row, index: int, table: _Table, made_up: MadeUp) -> _Found
     if request_id[:1] == "'" and request_id[1:2] in ("=", "+", "-", "@"):
         request_id = request_id[1:]  # our tables protect spreadsheets from it
     try:
-        spec = RequestSpec(request_id or f"r{index + 1}", made_up.ids(index, prompt_len), output_len, sampling=Sampling(ignore_eos=True), output_len=output_len)
+        spec = RequestSpec(
+            request_id or f"r{index + 1}",
+            made_up.ids(index, prompt_len),
+            output_len,
+            sampling=Sampling(ignore_eos=True),
+            output_len=output_len,
+        )
     except RequestError as e:
         raise line.fail(str(e)) from None
     return _Found(line, spec, timed=True, time_s=now)
@@ -417,7 +562,9 @@ _DATE = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?)(\.\d{1,12})?(Z|[+-
 
 
 def _timestamp(line: Row, name: str) -> float:
-    """Seconds: a plain number, or a date and time with any number of digits in its fraction (Azure writes seven)."""
+    """Seconds: a plain number, or a date and time with any number of digits in its fraction (Azure writes
+    seven).
+    """
     text = str(line.data.get(name) or "").strip()
     if ":" not in text:
         if line.blank(name):
@@ -433,9 +580,15 @@ def _timestamp(line: Row, name: str) -> float:
         offset = 0
         if zone and zone != "Z":
             offset = (1 if zone[0] == "+" else -1) * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
-        return (datetime.fromisoformat(whole) - datetime(1970, 1, 1)).total_seconds() + float(fraction or 0) - offset
+        return (
+            (datetime.fromisoformat(whole) - datetime(1970, 1, 1)).total_seconds()
+            + float(fraction or 0)
+            - offset
+        )
     except ValueError:
-        raise line.fail(f"{name} is {short(text)}, it must be a date and time like 2023-11-16 18:15:46.6805900") from None
+        raise line.fail(
+            f"{name} is {short(text)}, it must be a date and time like 2023-11-16 18:15:46.6805900"
+        ) from None
 
 
 __all__ = ["DEFAULT_MAX_TOKENS", "FIELDS", "load"]

@@ -1,7 +1,7 @@
 """JSON as a stream: the entries of one big array, each as soon as it is complete. Knows no format.
 
-The standard parser finds where an entry ends; text is read until it can. (ijson was weighed: it tells no line, and turns half a surrogate pair
-into another character.)
+The standard parser finds where an entry ends; text is read until it can. (ijson was weighed: it tells no
+line, and turns half a surrogate pair into another character.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def parse(text: str, where: str) -> Any:
 
 
 def array_entries(more: Callable[[int], str], name: str) -> Iterator[tuple[int, Any]]:
-    """(number from 1, value) of each entry of the array that `more` gives piece by piece. Raises RequestError naming file and line."""
+    """(number from 1, value) of each entry of the array that `more` gives piece by piece.
+
+    Raises RequestError naming file and line.
+    """
     text = _Text(more, name)
     text.skip("[")
     number = 0
@@ -49,7 +52,9 @@ def array_entries(more: Callable[[int], str], name: str) -> Iterator[tuple[int, 
                 text.skip("]")
                 break
             if sign != ",":
-                raise text.cut(number) if not sign else text.wrong(f"Expecting ',' or ']' after entry {number}")
+                raise (
+                    text.cut(number) if not sign else text.wrong(f"Expecting ',' or ']' after entry {number}")
+                )
             text.skip(",")
     if text.next():
         raise text.wrong("Extra text after the list")
@@ -103,20 +108,29 @@ class _Text:
                 value, end = _decode(self._text, self._at)
             except json.JSONDecodeError as e:
                 goes_on = e.msg.startswith("Unterminated string") or len(self._text[e.pos :].strip()) < _CUT
-                if not goes_on or (self._ended and e.pos < len(self._text) and not e.msg.startswith("Unterminated")):
+                if not goes_on or (
+                    self._ended and e.pos < len(self._text) and not e.msg.startswith("Unterminated")
+                ):
                     raise self.wrong(e.msg, e.pos) from None
                 if self._ended:
                     raise self.cut(number) from None
             except RecursionError:
-                raise RequestError(f"{self._name} entry {number}: it is nested too deeply to be read") from None
+                raise RequestError(
+                    f"{self._name} entry {number}: it is nested too deeply to be read"
+                ) from None
             except ValueError:
-                raise RequestError(f"{self._name} entry {number}: holds a number of thousands of digits") from None
+                raise RequestError(
+                    f"{self._name} entry {number}: holds a number of thousands of digits"
+                ) from None
             else:
                 if end < len(self._text) or self._ended:  # a number may go on
                     self._at = end
                     return value
             if len(self._text) - self._at > MOST_ENTRY:
-                raise RequestError(f"{self._name} entry {number}: has more than {MOST_ENTRY:,} characters, the most of one entry")
+                raise RequestError(
+                    f"{self._name} entry {number}: has more than {MOST_ENTRY:,} characters, the most of "
+                    "one entry"
+                )
             self._read()
 
     def _place(self, at: int) -> tuple[int, int]:
@@ -129,8 +143,11 @@ class _Text:
         return RequestError(f"{self._name} line {line}: not valid JSON: {message} at column {column}")
 
     def cut(self, number: int) -> RequestError:
-        return RequestError(f"{self._name} line {self._place(len(self._text))[0]}: the file ends in the middle of entry {number}; fetch it again, "
-                            f"or read the {number - 1} entries before it with limit")
+        return RequestError(
+            f"{self._name} line {self._place(len(self._text))[0]}: the file ends in the middle of entry "
+            f"{number}; fetch it again, "
+            f"or read the {number - 1} entries before it with limit"
+        )
 
 
 __all__ = ["array_entries", "parse"]

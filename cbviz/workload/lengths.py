@@ -1,4 +1,6 @@
-"""How long prompts and outputs are: token counts from a random generator, described in a word (`64`, `uniform:10:100`, `lognormal:200:1.0:4000`)."""
+"""How long prompts and outputs are: token counts from a random generator, described in a word (`64`,
+`uniform:10:100`, `lognormal:200:1.0:4000`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def uniform(num: int, low: int, high: int, rng: random.Random) -> list[int]:
 
 
 def lognormal(num: int, median: float, sigma: float, high: int, rng: random.Random) -> list[int]:
-    """Log-normal with the given median and spread, cut to 1..high: short ones are common, a few are long, as in real chat traces."""
+    """Log-normal with the given median and spread, cut to 1..high: short ones are common, a few are long, as
+    in real chat traces.
+    """
     if not (math.isfinite(median) and median >= 1):
         raise ConfigError(f"median is {median}, the least is 1")
     if not (math.isfinite(sigma) and 0 <= sigma <= 10):

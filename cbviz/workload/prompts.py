@@ -1,7 +1,10 @@
-"""How a prompt becomes token ids, with a tokenizer or without one. Owns made-up ids; knows no request, no file and no model.
+"""How a prompt becomes token ids, with a tokenizer or without one.
 
-Without a tokenizer (a simulator has none) a text gets made-up ids of a plausible length: one for each piece of at most six letters, digit group or
-sign, the id a checksum of the piece. Equal texts get equal ids and texts that begin alike get ids that begin alike, so prefix caching behaves as with a real tokenizer.
+Owns made-up ids; knows no request, no file and no model.
+
+Without a tokenizer (a simulator has none) a text gets made-up ids of a plausible length: one for each piece
+of at most six letters, digit group or sign, the id a checksum of the piece. Equal texts get equal ids and
+texts that begin alike get ids that begin alike, so prefix caching behaves as with a real tokenizer.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ class Encoder(Protocol):
 
 
 def id_range(model_vocab: int | None) -> tuple[int, int]:
-    """Least and greatest made-up id: 100 to 40,000 leaves out special tokens at the start; a small vocabulary narrows it. Raises ConfigError below 2 ids."""
+    """Least and greatest made-up id: 100 to 40,000 leaves out special tokens at the start; a small vocabulary
+    narrows it. Raises ConfigError below 2 ids.
+    """
     vocab = DEFAULT_VOCAB if model_vocab is None else model_vocab
     if vocab < 2:
         raise ConfigError(f"model_vocab is {vocab}, the least is 2")
@@ -41,7 +46,9 @@ def id_range(model_vocab: int | None) -> tuple[int, int]:
 
 
 class MadeUp:
-    """Makes up token ids: the same for the same seed, index and vocabulary; prompts of different index differ from their first block on."""
+    """Makes up token ids: the same for the same seed, index and vocabulary; prompts of different index differ
+    from their first block on.
+    """
 
     def __init__(self, seed: int = 0, model_vocab: int | None = None) -> None:
         self._low, high = id_range(model_vocab)
@@ -49,7 +56,10 @@ class MadeUp:
         self._buffer = _buffer(seed, self._low, high)
 
     def ids(self, index: int, num_tokens: int) -> tuple[int, ...]:
-        """`num_tokens` ids of prompt (or block) number `index`. The first two hold the index, the others look random."""
+        """`num_tokens` ids of prompt (or block) number `index`.
+
+        The first two hold the index, the others look random.
+        """
         offset = index * 7919 % len(self._buffer)
         head = (self._low + index % self._span, self._low + index // self._span % self._span)
         rest = max(0, num_tokens - 2)

@@ -1,4 +1,7 @@
-"""One request of a file: reads its fields, and names the place, the field and the limit of a bad one. Knows no format."""
+"""One request of a file: reads its fields, and names the place, the field and the limit of a bad one.
+
+Knows no format.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ class Row:
                 raise self.fail(f"unknown field {short(name)}; {hint}")
 
     def whole(self, field: str, low: int, high: int) -> int | None:
-        """A whole number, also written as text or with `.0`; None where the field is absent. Raises RequestError."""
+        """A whole number, also written as text or with `.0`; None where the field is absent.
+
+        Raises RequestError.
+        """
         value = self.data.get(field)
         if value is None:
             return None
@@ -78,7 +84,10 @@ class Row:
         return clean_text(value)
 
     def ids(self, field: str, message: str) -> list[int] | None:
-        """A list of whole numbers of 0 or more; None where the field is absent. Raises RequestError with `message`."""
+        """A list of whole numbers of 0 or more; None where the field is absent.
+
+        Raises RequestError with `message`.
+        """
         value = self.data.get(field)
         if value is None:
             return None
@@ -88,11 +97,20 @@ class Row:
 
     def blank(self, field: str) -> bool:
         """Whether a cell of a table holds nothing: no text, or what a program writes for a gap."""
-        return str(self.data.get(field) or "").strip().lower() in ("", "nan", "none", "null", "na", "n/a", "<na>")
+        return str(self.data.get(field) or "").strip().lower() in (
+            "",
+            "nan",
+            "none",
+            "null",
+            "na",
+            "n/a",
+            "<na>",
+        )
 
 
 def as_whole(value: Any) -> int | None:
-    """A whole number as JSON or a table writes it: 472, 472.0, "472.0", "4.72e2", "1,024". None if it is no whole number.
+    """A whole number as JSON or a table writes it: 472, 472.0, "472.0", "4.72e2", "1,024". None if it is no
+    whole number.
 
     >>> [as_whole(x) for x in (472, 472.0, " 472.0", "1e3", "1,024", True, 1.5, "12a", "nan")]
     [472, 472, 472, 1000, 1024, None, None, None, None]

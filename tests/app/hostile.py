@@ -1,4 +1,6 @@
-"""A real server, an honest page without a browser, and raw sockets for the rest: what the hostile-client tests need."""
+"""A real server, an honest page without a browser, and raw sockets for the rest: what the hostile-client
+tests need.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ WAIT_S = 60.0
 class Server:
     """A server in a process of its own, started as the command line starts it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], port: int, log: Path, host: str = "127.0.0.1"
+    ) -> None:
         self.process = process
         self.port = port
         self.log = log
@@ -44,7 +48,11 @@ class Server:
     @property
     def voila(self) -> psutil.Process:
         """The process that answers."""
-        return next(p for p in psutil.Process(self.process.pid).children(recursive=True) if "cbviz.app.server" in p.cmdline())
+        return next(
+            p
+            for p in psutil.Process(self.process.pid).children(recursive=True)
+            if "cbviz.app.server" in p.cmdline()
+        )
 
     @property
     def kernels(self) -> int:
@@ -60,7 +68,9 @@ class Server:
             assert time.monotonic() < end, f"{self.kernels} kernels are left, {most} should be"
             time.sleep(0.1)
 
-    def get(self, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
+    def get(
+        self, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], str]:
         """Status, headers and text of an answer. Headers are named with underscores."""
         c = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_S)
         try:
@@ -71,7 +81,10 @@ class Server:
                 c.putheader("Content-Length", str(len(body)))
             c.endheaders(body)
             r = c.getresponse()
-            answer = {**dict(r.getheaders()), **({"Set-Cookie": "\n".join(given)} if (given := r.headers.get_all("Set-Cookie")) else {})}
+            answer = {
+                **dict(r.getheaders()),
+                **({"Set-Cookie": "\n".join(given)} if (given := r.headers.get_all("Set-Cookie")) else {}),
+            }
             return r.status, answer, r.read().decode("utf-8", "replace")
         finally:
             c.close()
@@ -93,14 +106,29 @@ class Server:
 
 
 @contextmanager
-def command_line(folder: Path, *options: str, port: int | None = None, host: str = "127.0.0.1", token: str = TOKEN) -> Iterator[Server]:
+def command_line(
+    folder: Path, *options: str, port: int | None = None, host: str = "127.0.0.1", token: str = TOKEN
+) -> Iterator[Server]:
     """`cbviz explore` with a working folder of its own."""
-    port = port or serve.free_port(host if host != "0.0.0.0" else "127.0.0.1", 20000 + secrets.randbelow(20000))
+    port = port or serve.free_port(
+        host if host != "0.0.0.0" else "127.0.0.1", 20000 + secrets.randbelow(20000)
+    )
     log = folder / "log"
     env = {**os.environ, "CBVIZ_CACHE": str(folder / "cache"), "CBVIZ_TOKEN": token, "PYTHONUNBUFFERED": "1"}
-    command = [str(Path(sys.executable).with_name("cbviz")), "explore", "--model", "sim", "--no-browser", "--port", str(port), *options]
+    command = [
+        str(Path(sys.executable).with_name("cbviz")),
+        "explore",
+        "--model",
+        "sim",
+        "--no-browser",
+        "--port",
+        str(port),
+        *options,
+    ]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=env, stdout=out, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True
+        )
     server = Server(process, port, log, host)
     try:
         end = time.monotonic() + WAIT_S
@@ -128,7 +156,11 @@ class Page:
         status, headers, text = server.get(f"{base}?scenario=chat", Cookie=self.cookie)
         assert status == 200, text
         self.xsrf = re.search(r"_xsrf=([^;\n]*)", headers["Set-Cookie"])
-        config = re.search(r'<script id="jupyter-config-data" type="application/json">\s*(\{.*?\})\s*</script>', text, re.DOTALL)
+        config = re.search(
+            r'<script id="jupyter-config-data" type="application/json">\s*(\{.*?\})\s*</script>',
+            text,
+            re.DOTALL,
+        )
         assert config is not None
         self.kernel_id = json.loads(config.group(1))["kernelId"]
         self.session = secrets.token_hex(8)
@@ -136,17 +168,41 @@ class Page:
         comms = self.ask("comm_info_request", {"target_name": "jupyter.widget"})["comms"]
         self.comms = list(comms)
 
-    def open(self, subprotocols: tuple[str, ...] = (PROTOCOL,), cookie: str | None = None, origin: str | None = None, host: str | None = None) -> websocket.WebSocket:
-        ws = websocket.create_connection(f"ws://{self.server.netloc}{self.base}api/kernels/{self.kernel_id}/channels?session_id={secrets.token_hex(4)}",
-                                         subprotocols=list(subprotocols), cookie=self.cookie if cookie is None else cookie, timeout=WAIT_S,
-                                         origin=origin or f"http://{self.server.netloc}", host=host)
+    def open(
+        self,
+        subprotocols: tuple[str, ...] = (PROTOCOL,),
+        cookie: str | None = None,
+        origin: str | None = None,
+        host: str | None = None,
+    ) -> websocket.WebSocket:
+        ws = websocket.create_connection(
+            f"ws://{self.server.netloc}{self.base}api/kernels/{self.kernel_id}/channels?session_id={secrets.token_hex(4)}",
+            subprotocols=list(subprotocols),
+            cookie=self.cookie if cookie is None else cookie,
+            timeout=WAIT_S,
+            origin=origin or f"http://{self.server.netloc}",
+            host=host,
+        )
         assert isinstance(ws, websocket.WebSocket)
         return ws
 
     def message(self, kind: str, content: Any, channel: str = "shell", **header: Any) -> bytes:
         """A message in the v1 format; `content` may be bytes that are no JSON."""
-        head = {"msg_id": secrets.token_hex(8), "msg_type": kind, "session": self.session, "username": "", "date": "", "version": "5.3", **header}
-        parts = [json.dumps(head).encode(), b"{}", b"{}", content if isinstance(content, bytes) else json.dumps(content).encode()]
+        head = {
+            "msg_id": secrets.token_hex(8),
+            "msg_type": kind,
+            "session": self.session,
+            "username": "",
+            "date": "",
+            "version": "5.3",
+            **header,
+        }
+        parts = [
+            json.dumps(head).encode(),
+            b"{}",
+            b"{}",
+            content if isinstance(content, bytes) else json.dumps(content).encode(),
+        ]
         return frame(channel.encode(), *parts)
 
     def ask(self, kind: str, content: Any = None, ws: websocket.WebSocket | None = None) -> dict[str, Any]:
@@ -168,7 +224,9 @@ class Page:
     def say(self, content: Any, ws: websocket.WebSocket | None = None) -> None:
         """Sends `content` to each of the kernel's widgets, as the page's script would."""
         for comm in self.comms:
-            (ws or self.ws).send_binary(self.message("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}}))
+            (ws or self.ws).send_binary(
+                self.message("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
+            )
 
     def is_served(self) -> None:
         """The kernel answers, and the explorer in it does."""
@@ -184,11 +242,19 @@ class Page:
         raise AssertionError("the explorer does not answer")
 
     def leave(self) -> None:
-        """As a browser does when the page is closed: a last request, with the token that the page was given, and the socket's end."""
+        """As a browser does when the page is closed: a last request, with the token that the page was given,
+        and the socket's end.
+        """
         assert self.xsrf is not None
         token = self.xsrf.group(1)
-        status = self.server.get(f"{self.base}voila/api/shutdown/{self.kernel_id}", "POST", f"_xsrf={token}".encode(), Cookie=f"{self.cookie}; _xsrf={token}",
-                                 Origin=f"http://{self.server.netloc}", Content_Type="application/x-www-form-urlencoded")[0]
+        status = self.server.get(
+            f"{self.base}voila/api/shutdown/{self.kernel_id}",
+            "POST",
+            f"_xsrf={token}".encode(),
+            Cookie=f"{self.cookie}; _xsrf={token}",
+            Origin=f"http://{self.server.netloc}",
+            Content_Type="application/x-www-form-urlencoded",
+        )[0]
         self.ws.shutdown()
         assert status == 204
 
@@ -210,7 +276,15 @@ def split(data: bytes) -> list[bytes]:
 
 def handshake(server: Server, path: str, **headers: str) -> bytes:
     """The bytes of a websocket's first request."""
-    given = {"Host": server.netloc, "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
-             "Sec-WebSocket-Key": base64.b64encode(secrets.token_bytes(16)).decode(), "Sec-WebSocket-Protocol": PROTOCOL,
-             **{k.replace("_", "-"): v for k, v in headers.items()}}
-    return "\r\n".join([f"GET {path} HTTP/1.1", *(f"{k}: {v}" for k, v in given.items() if v), "", ""]).encode()
+    given = {
+        "Host": server.netloc,
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": base64.b64encode(secrets.token_bytes(16)).decode(),
+        "Sec-WebSocket-Protocol": PROTOCOL,
+        **{k.replace("_", "-"): v for k, v in headers.items()},
+    }
+    return "\r\n".join(
+        [f"GET {path} HTTP/1.1", *(f"{k}: {v}" for k, v in given.items() if v), "", ""]
+    ).encode()

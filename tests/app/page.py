@@ -1,4 +1,6 @@
-"""A page without a browser: decodes what the kernel sends as static/store.js does, and compares it with a fold of the trace."""
+"""A page without a browser: decodes what the kernel sends as static/store.js does, and compares it with a
+fold of the trace.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,21 @@ class Page:
         i = 0
         while i < len(w):
             r, nb = w[i], w[i + ROW_WORDS - 1]
-            blocks = self.rows.get(r, {"blocks": []})["blocks"] if nb == SAME_BLOCKS else list(w[i + ROW_WORDS : i + ROW_WORDS + nb])
-            self.rows[r] = {"state": STATES[w[i + 1]], "computed": w[i + 2], "outputs": w[i + 4],
-                            "preemptions": w[i + 5], "wait": self.words[w[i + 6]], "end": self.words[w[i + 9]],
-                            "status": STATUS[w[i + 10]], "blocks": blocks}
+            blocks = (
+                self.rows.get(r, {"blocks": []})["blocks"]
+                if nb == SAME_BLOCKS
+                else list(w[i + ROW_WORDS : i + ROW_WORDS + nb])
+            )
+            self.rows[r] = {
+                "state": STATES[w[i + 1]],
+                "computed": w[i + 2],
+                "outputs": w[i + 4],
+                "preemptions": w[i + 5],
+                "wait": self.words[w[i + 6]],
+                "end": self.words[w[i + 9]],
+                "status": STATUS[w[i + 10]],
+                "blocks": blocks,
+            }
             i += ROW_WORDS + (0 if nb == SAME_BLOCKS else nb)
         if "words" in buf:
             self.blocks = [(buf["words"][2 * b], buf["words"][2 * b + 1]) for b in range(len(self.blocks))]
@@ -60,7 +73,10 @@ class Page:
             self.blocks[buf["blocks"][i]] = (buf["blocks"][i + 1], buf["blocks"][i + 2])
         if "queue" in buf:
             n = buf["queue"][0]
-            self.waiting, self.running = [self.ids[r] for r in buf["queue"][1 : 1 + n]], [self.ids[r] for r in buf["queue"][1 + n :]]
+            self.waiting, self.running = (
+                [self.ids[r] for r in buf["queue"][1 : 1 + n]],
+                [self.ids[r] for r in buf["queue"][1 + n :]],
+            )
         self.marks = list(buf["marks"])
         self.chunks = [tuple(buf["chunks"][i : i + 4]) for i in range(0, len(buf["chunks"]), 4)]
         self.step, self.event, self.steps = head["step"], head["event"], head["steps"]
@@ -73,13 +89,34 @@ def assert_equal(page: Page, trace: Trace, cursor: Cursor) -> None:
     assert {page.ids[i] for i in page.rows} == set(state.requests)
     for r in state.by_index:
         row = page.rows[r.index]
-        assert (row["state"], row["computed"], row["outputs"], row["blocks"], row["status"], row["preemptions"], row["wait"], row["end"]) == (
-            r.state, max(0, r.num_computed_tokens), len(r.output_token_ids), r.block_ids, r.status, r.num_preemptions, r.wait_reason, r.finish_reason), (cursor, r.request_id)
+        assert (
+            row["state"],
+            row["computed"],
+            row["outputs"],
+            row["blocks"],
+            row["status"],
+            row["preemptions"],
+            row["wait"],
+            row["end"],
+        ) == (
+            r.state,
+            max(0, r.num_computed_tokens),
+            len(r.output_token_ids),
+            r.block_ids,
+            r.status,
+            r.num_preemptions,
+            r.wait_reason,
+            r.finish_reason,
+        ), (cursor, r.request_id)
     assert (page.waiting, page.running) == (state.waiting, state.running)
     for b in range(state.num_blocks):
         owner, word = page.blocks[b]
         cached = bool(word & 1)
-        assert (owner - 1, word >> 16, (word >> 4) & 4095) == (state.owner(b), state.ref_count(b), state.fill(b)), (cursor, b)
+        assert (owner - 1, word >> 16, (word >> 4) & 4095) == (
+            state.owner(b),
+            state.ref_count(b),
+            state.fill(b),
+        ), (cursor, b)
         assert cached == (bool(state.cached[b]) and b != 0)
 
 

@@ -1,4 +1,6 @@
-"""A link and a message of the page open no file, fetch nothing and run no code: both pass one list, by value, and every mistake is said."""
+"""A link and a message of the page open no file, fetch nothing and run no code: both pass one list, by value,
+and every mistake is said.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,29 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hostile(tmp_path: Path) -> list[str]:
-    """Values that name a file, a folder, something to fetch, or code; in pairs that differ only in whether they exist."""
+    """Values that name a file, a folder, something to fetch, or code; in pairs that differ only in whether
+    they exist.
+    """
     there = tmp_path / "there.jsonl"
     there.write_text('{"prompt": "secret"}\n')
-    return [str(there), str(tmp_path / "nope.jsonl"), str(tmp_path), "some/repo", "./own.gguf", "../../etc/passwd", "/etc/passwd", "__import__('os')", "os:system",
-            "https://a.example/x", "file:///etc/passwd", "\u2028x", "</script>", "a" * 5000, "~", "C:\\x"]
+    return [
+        str(there),
+        str(tmp_path / "nope.jsonl"),
+        str(tmp_path),
+        "some/repo",
+        "./own.gguf",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "__import__('os')",
+        "os:system",
+        "https://a.example/x",
+        "file:///etc/passwd",
+        "\u2028x",
+        "</script>",
+        "a" * 5000,
+        "~",
+        "C:\\x",
+    ]
 
 
 def test_every_text_field_has_choices_or_a_list() -> None:
@@ -41,7 +61,9 @@ def test_every_text_field_has_choices_or_a_list() -> None:
 
 @pytest.mark.parametrize("name", ["scenario", "model", *TEXT_FIELDS])
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_hostile_value_is_refused_by_link_and_message_and_the_refusal_tells_nothing_of_files(name: str, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_value_is_refused_by_link_and_message_and_the_refusal_tells_nothing_of_files(
+    name: str, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def looked_up(*args: Any, **kw: Any) -> Any:
         raise AssertionError("a value of the page was looked up")
 
@@ -73,12 +95,27 @@ def test_messages_of_the_page_pass_the_list_too(tmp_path: Path) -> None:
     async def go() -> None:
         async with opened(settings=HOST, alone=False) as (page, player):
             session = player.session
-            for changes in ({"scenario": "V"}, {"model": "V"}, {"draft_model": "V", "speculative": "draft-model"}, {"policy": "V"}, {"device": "V"}):
+            for changes in (
+                {"scenario": "V"},
+                {"model": "V"},
+                {"draft_model": "V", "speculative": "draft-model"},
+                {"policy": "V"},
+                {"device": "V"},
+            ):
                 refusals = set()
                 for value in there:
                     real = {k: value if v == "V" else v for k, v in changes.items()}
                     refusals.add(await refusal(page, "restart", value, changes=real))
-                    refusals.add(await refusal(page, "fork", value, at=0, changes={k: v for k, v in real.items() if k in CONFIG_FIELDS} or {"policy": value}))
+                    refusals.add(
+                        await refusal(
+                            page,
+                            "fork",
+                            value,
+                            at=0,
+                            changes={k: v for k, v in real.items() if k in CONFIG_FIELDS}
+                            or {"policy": value},
+                        )
+                    )
                 assert all("it must be one of" in r for r in refusals), refusals
             for value in there:
                 assert "it must be one of" in await refusal(page, "set", value, field="policy", value=value)
@@ -90,30 +127,54 @@ def test_messages_of_the_page_pass_the_list_too(tmp_path: Path) -> None:
 def test_what_the_host_named_is_allowed_and_its_own_values_stay() -> None:
     host = Settings("/data/mine.jsonl", "/models/own.gguf", {"draft_model": "/models/small.gguf"})
     asked = Allowed(host)
-    for changes in ({"scenario": host.scenario}, {"model": host.model}, {"draft_model": "/models/small.gguf"}, {"policy": "sjf"}, {"scenario": "chat"}, {"model": "sim"},
-                    {"modelled_device": "NVIDIA T4"}, {"speculative": "ngram"}, {"victim": ""}, {"scenario": ""}):
+    for changes in (
+        {"scenario": host.scenario},
+        {"model": host.model},
+        {"draft_model": "/models/small.gguf"},
+        {"policy": "sjf"},
+        {"scenario": "chat"},
+        {"model": "sim"},
+        {"modelled_device": "NVIDIA T4"},
+        {"speculative": "ngram"},
+        {"victim": ""},
+        {"scenario": ""},
+    ):
         assert asked.sift(host, changes)[1] == []
     _, problems = asked.sift(host, {"model": "nothing"})
     assert "/models" not in problems[0]
-    assert "smollm2" not in Allowed(HOST).models()  # not on this machine, and a stranger's page may not have it fetched
+    assert (
+        "smollm2" not in Allowed(HOST).models()
+    )  # not on this machine, and a stranger's page may not have it fetched
     assert "smollm2" in Allowed(HOST, alone=True).models()
 
 
 def test_a_link_says_all_that_is_wrong_with_the_nearest_right_name_and_does_the_rest() -> None:
     settings, place, problems = Allowed(HOST).link(
-        "scenario=burst&max_num_seq=4&polcy=sjf&num_blocks=1&seed=x&policy=sfj&enable_prefix_caching=maybe&block_size=8&layout=presentr&step=-1")
+        "scenario=burst&max_num_seq=4&polcy=sjf&num_blocks=1&seed=x&policy=sfj&enable_prefix_caching=maybe&block_size=8&layout=presentr&step=-1"
+    )
     assert (settings.scenario, settings.config, place) == ("burst", {"block_size": 8}, {})
     text = "\n".join(problems)
-    for words in ("unknown parameter 'max_num_seq'; did you mean 'max_num_seqs'?", "unknown parameter 'polcy'; did you mean 'policy'?", "num_blocks is 1, the least is 2",
-                  "seed must be int, got 'x'",
-                  "policy is 'sfj'", "did you mean 'sjf'?", "enable_prefix_caching must be bool, got 'maybe'", "did you mean 'presenter'?", "step is '-1'"):
+    for words in (
+        "unknown parameter 'max_num_seq'; did you mean 'max_num_seqs'?",
+        "unknown parameter 'polcy'; did you mean 'policy'?",
+        "num_blocks is 1, the least is 2",
+        "seed must be int, got 'x'",
+        "policy is 'sfj'",
+        "did you mean 'sjf'?",
+        "enable_prefix_caching must be bool, got 'maybe'",
+        "did you mean 'presenter'?",
+        "step is '-1'",
+    ):
         assert words in text
     assert len(problems) == 8
 
 
 def test_keys_that_other_software_adds_are_no_mistakes() -> None:
     assert all(allowed.IGNORED.values())
-    query = "&".join(f"{k}=1" for k in allowed.IGNORED) + "&utm_source=mail&utm_id=3&vscodeBrowserReqId=7&scenario=chat"
+    query = (
+        "&".join(f"{k}=1" for k in allowed.IGNORED)
+        + "&utm_source=mail&utm_id=3&vscodeBrowserReqId=7&scenario=chat"
+    )
     settings, _, problems = Allowed(HOST).link(query)
     assert (settings.scenario, problems) == ("chat", [])
 
@@ -139,7 +200,12 @@ def test_python_says_all_that_is_wrong_at_once() -> None:
     with pytest.raises(ConfigError) as wrong_names:
         Session("article", runner="sim", max_num_seq=4, polcy="sjf", num_blocks=0, policy="fsfc")
     lines = str(wrong_names.value).splitlines()
-    assert [line[:24] for line in lines] == ["unknown field 'max_num_s", "unknown field 'polcy'; d", "num_blocks is 0, the lea", "policy is 'fsfc', it mus"]
+    assert [line[:24] for line in lines] == [
+        "unknown field 'max_num_s",
+        "unknown field 'polcy'; d",
+        "num_blocks is 0, the lea",
+        "policy is 'fsfc', it mus",
+    ]
 
 
 def test_the_page_is_told_each_mistake_at_its_control() -> None:

@@ -1,4 +1,6 @@
-"""What a class needs of the run loop: back to the link's start, code only where it is allowed, recorded tokens where there is no room for the model."""
+"""What a class needs of the run loop: back to the link's start, code only where it is allowed, recorded
+tokens where there is no room for the model.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,14 @@ def test_a_typed_policy_ranks_from_the_next_step_on() -> None:
             await page.at(1)
             assert isinstance(player.session, Session)
             assert player.session.config.policy == "typed_last_first"
-            for wrong, words in (("def", "line 1: invalid syntax"), ("x = 1\ny = 1 / 0", "line 2: ZeroDivisionError"), ("x = 1", "registers no policy"),
-                                 ("raise SystemExit", "SystemExit"), ("@cb.policy\ndef p(r, now):\n    return r.nothing", "p"), ("#" * 20_001, "the limit is 20,000")):
+            for wrong, words in (
+                ("def", "line 1: invalid syntax"),
+                ("x = 1\ny = 1 / 0", "line 2: ZeroDivisionError"),
+                ("x = 1", "registers no policy"),
+                ("raise SystemExit", "SystemExit"),
+                ("@cb.policy\ndef p(r, now):\n    return r.nothing", "p"),
+                ("#" * 20_001, "the limit is 20,000"),
+            ):
                 page.do("policy", source=wrong)
                 assert words in (await answer(page, "policy"))["error"]
                 assert player.session.config.policy == "typed_last_first"
@@ -71,9 +79,15 @@ def test_a_typed_policy_ranks_from_the_next_step_on() -> None:
 
 
 def test_back_to_the_links_start() -> None:
-    """Other settings, another scenario, prompts of one's own: all gone, and the link's settings are there again."""
+    """Other settings, another scenario, prompts of one's own: all gone, and the link's settings are there
+    again.
+    """
+
     async def go() -> None:
-        async with opened(settings=Settings("chat", "sim", {"seed": 3, "max_num_seqs": 2}), address=True) as (page, player):
+        async with opened(settings=Settings("chat", "sim", {"seed": 3, "max_num_seqs": 2}), address=True) as (
+            page,
+            player,
+        ):
             await page.until(lambda: page.live.get("open") and not page.live.get("loading"))
             first = player.session
             assert isinstance(first, Session)
@@ -83,9 +97,13 @@ def test_back_to_the_links_start() -> None:
             page.do("step")
             await page.at(1)
             page.do("restart", changes={"scenario": "burst", "max_num_seqs": 5})
-            await page.until(lambda: isinstance(player.session, Session) and player.session.workload_name == "burst")
+            await page.until(
+                lambda: isinstance(player.session, Session) and player.session.workload_name == "burst"
+            )
             page.do("lesson")
-            await page.until(lambda: isinstance(player.session, Session) and player.session.workload_name == "chat")
+            await page.until(
+                lambda: isinstance(player.session, Session) and player.session.workload_name == "chat"
+            )
             again = player.session
             assert isinstance(again, Session)
             assert (again.workload, again.config, len(again.trace)) == (*wanted[:2], 0)
@@ -117,13 +135,22 @@ def test_light_mode_begins_with_recorded_tokens(monkeypatch: pytest.MonkeyPatch)
             page.do("add", prompt="hello", max_tokens=3)
             assert "no model that could answer" in (await answer(page, "add"))["error"]
             page.do("restart", changes={"scenario": "burst"})
-            await page.until(lambda: any("no recording" in str(m.get("error", "")) and m.get("field") == "scenario" for m in page.said))
+            await page.until(
+                lambda: any(
+                    "no recording" in str(m.get("error", "")) and m.get("field") == "scenario"
+                    for m in page.said
+                )
+            )
             assert player.session.workload_name == "preemption"
             run, steps = player.run, len(player.session.trace)
         async with opened(settings=settings, run=run) as (page, player):  # loaded again
             await page.until(lambda: page.live.get("open") and not page.live.get("loading"))
             assert isinstance(player.session, Session)
-            assert (player.settings.model, player.session.workload_name, len(player.session.trace)) == ("tape", "preemption", steps)
+            assert (player.settings.model, player.session.workload_name, len(player.session.trace)) == (
+                "tape",
+                "preemption",
+                steps,
+            )
             page.do("step")
             await page.at(steps + 1)
 

@@ -1,4 +1,6 @@
-"""The debugger's commands against a page without a browser: branches, rewind and its undo, breakpoints, comparison, questions, accounts, reload."""
+"""The debugger's commands against a page without a browser: branches, rewind and its undo, breakpoints,
+comparison, questions, accounts, reload.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def refused(page: FakePage, cmd: str, words: str, **more: Any) -> None:
     """The command is answered with an error at its control."""
     page.said.clear()
     page.do(cmd, **more)
-    await page.until(lambda: any(m.get("cmd") == cmd and m.get("error") for m in page.said), f"{cmd} is refused")
+    await page.until(
+        lambda: any(m.get("cmd") == cmd and m.get("error") for m in page.said), f"{cmd} is refused"
+    )
     assert words in next(m["error"] for m in page.said if m.get("cmd") == cmd)
 
 
@@ -120,15 +124,28 @@ def test_a_fork_adds_and_removes_requests() -> None:
     async def go() -> None:
         async with opened(settings=Settings("preemption", "sim")) as (page, player):
             await stepped(page, 5)
-            page.do("fork", at=5, changes={"max_num_seqs": "9"}, prompt="one more prompt", max_tokens=7, n=2, remove="r2", name=" mine ")
+            page.do(
+                "fork",
+                at=5,
+                changes={"max_num_seqs": "9"},
+                prompt="one more prompt",
+                max_tokens=7,
+                n=2,
+                remove="r2",
+                name=" mine ",
+            )
             await page.until(lambda: page.last["family"]["name"] == "mine")
             await stepped(page, 6)
             s = player.session
             assert isinstance(s, Session)
             assert s.config.max_num_seqs == 9
             assert s.state().requests["r2"].finish_reason == "abort"
-            assert [r.max_tokens for r in s.state().by_index if r.spec and r.spec.prompt == "one more prompt"] == [7, 7]
-            await refused(page, "fork", "num_blocks is 3, which leaves 2 to give out", at=6, changes={"num_blocks": "3"})
+            assert [
+                r.max_tokens for r in s.state().by_index if r.spec and r.spec.prompt == "one more prompt"
+            ] == [7, 7]
+            await refused(
+                page, "fork", "num_blocks is 3, which leaves 2 to give out", at=6, changes={"num_blocks": "3"}
+            )
             await refused(page, "fork", "the least is 1", at=6, changes={"max_num_seqs": "0"})
             await refused(page, "fork", "exists already", at=6, name="mine")
             await refused(page, "fork", "not in this run", at=99)
@@ -211,7 +228,15 @@ def test_one_engine_too_many_is_refused_with_the_figures(monkeypatch: pytest.Mon
             await stepped(page, 3)
             page.do("fork", at=3, name="a")
             await page.until(lambda: page.last["family"]["name"] == "a")
-            await refused(page, "fork", "2 branches have a live engine of the real model, the most is 2: each keeps a KV pool of its own, 12 MB here, 24 MB together", at=3)
+            await refused(
+                page,
+                "fork",
+                (
+                    "2 branches have a live engine of the real model, the most is 2: each keeps a KV pool of "
+                    "its own, 12 MB here, 24 MB together"
+                ),
+                at=3,
+            )
             page.do("drop", name="a")
             await page.until(lambda: list(names(page)) == ["main"])
             page.do("fork", at=3, name="c")
@@ -256,9 +281,21 @@ def test_breakpoints_stop_a_run_on_and_back() -> None:
             page.do("break", block=4)
             page.do("break", when="num_waiting >= 2")
             await page.until(lambda: len(page.last["breaks"]["items"]) == 5)
-            assert [b["name"] for b in page.last["breaks"]["items"]][1:] == ["finished r3", "KV above 90 %", "block 4", "num_waiting >= 2"]
-            for wish, words in (({"when": "foo > 1"}, "foo is not known"), ({"event": "melted"}, "did you mean"), ({"kv_above": 3}, "below 1"), ({"block": 4}, "already"),
-                                ({"when": "__import__('os')"}, "can't be watched"), ({"when": "lambda r, s: True"}, "--allow-code"), ({}, "needs an event")):
+            assert [b["name"] for b in page.last["breaks"]["items"]][1:] == [
+                "finished r3",
+                "KV above 90 %",
+                "block 4",
+                "num_waiting >= 2",
+            ]
+            for wish, words in (
+                ({"when": "foo > 1"}, "foo is not known"),
+                ({"event": "melted"}, "did you mean"),
+                ({"kv_above": 3}, "below 1"),
+                ({"block": 4}, "already"),
+                ({"when": "__import__('os')"}, "can't be watched"),
+                ({"when": "lambda r, s: True"}, "--allow-code"),
+                ({}, "needs an event"),
+            ):
                 if "melted" in str(wish):
                     words = "it must be one of"
                 await refused(page, "break", words, **wish)
@@ -305,7 +342,10 @@ def test_breakpoints_and_watches_hold_in_every_branch() -> None:
             at = page.last["stop"]["step"]
             await page.until(lambda: page.why.get("step") == at and page.why["watched"])
             state = player.session.trace.state(at)  # type: ignore[union-attr]
-            assert page.why["watched"] == [["num_waiting * 2", str(2 * len(state.waiting))], ["r1.num_output_tokens", str(len(state.requests["r1"].output_token_ids))]]
+            assert page.why["watched"] == [
+                ["num_waiting * 2", str(2 * len(state.waiting))],
+                ["r1.num_output_tokens", str(len(state.requests["r1"].output_token_ids))],
+            ]
             await refused(page, "watch", "watched already", expression="num_waiting * 2")
             page.do("watch-remove", name="num_waiting * 2")
             await page.until(lambda: len(page.why["watched"]) == 1)
@@ -329,7 +369,11 @@ def test_each_event_in_words_as_the_cursor_walks() -> None:
                 page.do("event", by=-1)
                 await page.until(lambda k=k: page.why.get("event") == k, f"event {k}")
                 told = explain_event(s.trace, record, k - 1)
-                assert page.why["moment"] == {"kind": told.kind, "text": str(told), "ids": list(told.request_ids)}
+                assert page.why["moment"] == {
+                    "kind": told.kind,
+                    "text": str(told),
+                    "ids": list(told.request_ids),
+                }
                 assert page.why["num_events"] == n
                 assert page.page.event == k
                 assert_equal(page.page, s.trace, Cursor(36, k))
@@ -349,10 +393,14 @@ def test_questions_about_a_request_and_a_block() -> None:
             assert [x["text"] for x in page.why["about"]["items"]][: len(truth)] == truth
             page.do("seek", step=30)  # the question stays, the answer follows the cursor
             await page.until(lambda: page.why.get("step") == 30 and page.why.get("about"))
-            assert [x["text"] for x in page.why["about"]["items"]] == list(map(str, why_waiting(s.trace, 30, waiting).sentences))
+            assert [x["text"] for x in page.why["about"]["items"]] == list(
+                map(str, why_waiting(s.trace, 30, waiting).sentences)
+            )
             page.do("ask", block=5)
             await page.until(lambda: page.why.get("about", {}).get("block") == 5)
-            assert [x["text"] for x in page.why["about"]["items"]] == list(map(str, why_block(s.trace, 30, 5).sentences))
+            assert [x["text"] for x in page.why["about"]["items"]] == list(
+                map(str, why_block(s.trace, 30, 5).sentences)
+            )
             page.do("ask", block=10_000)
             await page.until(lambda: "about" not in page.why)
             page.do("ask", request="nobody")
@@ -373,9 +421,19 @@ def test_accounts_are_those_of_the_record_and_close() -> None:
             page.do("account", on=True)
             await page.until(lambda: page.last.get("account", {}).get("reservation"))
             a, record = page.last["account"], s.trace.record(60)
-            assert a["tokens"] == [["total", record.tokens.total], *[[p, getattr(record.tokens, p)] for p in TOKEN_PARTS]]
-            assert a["slots"] == [["total", record.slots.total], *[[p, getattr(record.slots, p)] for p in SLOT_PARTS]]
-            for part in (a["tokens"], a["slots"], *([list(x) for x in a["run"][k]] for k in ("tokens", "slots"))):
+            assert a["tokens"] == [
+                ["total", record.tokens.total],
+                *[[p, getattr(record.tokens, p)] for p in TOKEN_PARTS],
+            ]
+            assert a["slots"] == [
+                ["total", record.slots.total],
+                *[[p, getattr(record.slots, p)] for p in SLOT_PARTS],
+            ]
+            for part in (
+                a["tokens"],
+                a["slots"],
+                *([list(x) for x in a["run"][k]] for k in ("tokens", "slots")),
+            ):
                 assert part[0][1] == sum(v for _, v in part[1:])
             assert sum(v for _, v in a["run"]["tokens"][1:]) == sum(r.tokens.total for r in s.trace)
             r = reservation(s.trace)
@@ -403,12 +461,17 @@ def test_a_new_kernel_finds_the_branches_breakpoints_and_watches() -> None:
             run, digest = player.run, player.session.digest()  # type: ignore[union-attr]
             before = {n: (b["parent"], b["at"], b["steps"]) for n, b in names(page).items()}
             player.submit(lambda: None)
-            await asyncio.get_running_loop().run_in_executor(player._pool, lambda: None)  # what is to be written down has been
+            await asyncio.get_running_loop().run_in_executor(
+                player._pool, lambda: None
+            )  # what is to be written down has been
         async with opened(settings=Settings("chat", "sim"), run=run) as (page, player):
             await page.until(lambda: page.last["family"]["name"] == "short first")
             assert {n: (b["parent"], b["at"], b["steps"]) for n, b in names(page).items()} == before
             assert player.session.digest() == digest  # type: ignore[union-attr]
-            assert [(b["name"], b["enabled"]) for b in page.last["breaks"]["items"]] == [("evicted", True), ("KV above 50 %", False)]
+            assert [(b["name"], b["enabled"]) for b in page.last["breaks"]["items"]] == [
+                ("evicted", True),
+                ("KV above 50 %", False),
+            ]
             assert page.last["breaks"]["watches"] == ["kv_usage"]
             told = await compared(page, "branch:main", "branch:short first")
             assert [r["steps"] for r in told["runs"]] == [15, 14]
@@ -432,26 +495,39 @@ def test_a_watch_that_costs_too_much_is_refused_and_one_that_comes_to_is_dropped
             await stepped(page, 4)
             await page.until(lambda: page.last["breaks"]["watches"] == ["step"])
             await page.until(page.notices)
-            assert page.notices()[0].startswith("At step 4 a watch was dropped: 'round(1, -100 * step)': round takes")
+            assert page.notices()[0].startswith(
+                "At step 4 a watch was dropped: 'round(1, -100 * step)': round takes"
+            )
             await page.until(lambda: page.why.get("watched") == [["step", "4"]])
 
     asyncio.run(go())
 
 
-def test_a_costly_watch_that_was_written_down_is_dropped_with_a_message_when_the_page_is_loaded_again() -> None:
+def test_a_costly_watch_that_was_written_down_is_dropped_with_a_message_when_the_page_is_loaded_again() -> (
+    None
+):
     async def go() -> None:
         async with opened(settings=Settings("preemption", "sim")) as (page, player):
             await stepped(page, 4)
             run = player.run
-        written = {"members": [], "breakpoints": [{"on": {"when": "round(10, -99999999999) > 1"}, "enabled": True}, {"on": {"event": "preempted"}, "enabled": True}],
-                   "watches": ["round(10, -99999999999)", "round(1, -100 * step)", "kv_usage"]}
+        written = {
+            "members": [],
+            "breakpoints": [
+                {"on": {"when": "round(10, -99999999999) > 1"}, "enabled": True},
+                {"on": {"event": "preempted"}, "enabled": True},
+            ],
+            "watches": ["round(10, -99999999999)", "round(1, -100 * step)", "kv_usage"],
+        }
         kept.family_path(kept.pages_dir() / run).write_text(json.dumps(written), "utf-8")
         async with opened(settings=Settings("preemption", "sim"), run=run) as (page, player):
             await page.until(lambda: page.last.get("breaks", {}).get("watches") == ["kv_usage"])
             assert [b["name"] for b in page.last["breaks"]["items"]] == ["preempted"]
             await page.until(lambda: len(page.notices()) == 3)
             assert all("was dropped" in text for text in page.notices())
-            assert any("A watch was dropped: 'round(10, -99999999999)': round takes" in text for text in page.notices())
+            assert any(
+                "A watch was dropped: 'round(10, -99999999999)': round takes" in text
+                for text in page.notices()
+            )
             await stepped(page, 5)
 
     asyncio.run(go())
@@ -495,7 +571,18 @@ def test_a_recording_has_no_engine_to_fork_or_rewind() -> None:
             await page.at(0)
             page.do("run-on")
             await page.until(lambda: page.last.get("stop", {}).get("step", -1) > 0 or page.live.get("banner"))
-            assert names(page) == {"recording": {"name": "recording", "parent": "", "at": 0, "steps": 9, "shown": True, "live": False, "done": True, "root": True}}
+            assert names(page) == {
+                "recording": {
+                    "name": "recording",
+                    "parent": "",
+                    "at": 0,
+                    "steps": 9,
+                    "shown": True,
+                    "live": False,
+                    "done": True,
+                    "root": True,
+                }
+            }
 
     asyncio.run(go())
 
@@ -534,7 +621,9 @@ def test_a_fork_takes_along_what_no_step_has_taken_yet() -> None:
             page.do("abort", id="r1")
             page.do("forkform")
             await page.until(lambda: "forkform" in page.last)
-            assert next(f["value"] for f in page.last["forkform"]["fields"] if f["name"] == "max_num_seqs") == 5
+            assert (
+                next(f["value"] for f in page.last["forkform"]["fields"] if f["name"] == "max_num_seqs") == 5
+            )
             page.do("fork", at=12, changes={"policy": "sjf"}, name="child")
             await page.until(lambda: page.last["family"]["name"] == "child")
             await stepped(page, 13)
@@ -547,7 +636,9 @@ def test_a_fork_takes_along_what_no_step_has_taken_yet() -> None:
             await page.at(12)
             await stepped(page, 13)
             assert player.session.config.max_num_seqs == 5  # type: ignore[union-attr]
-            page.do("fork", at=3, changes={}, name="early")  # before all that: it repeats what was done when it comes to it
+            page.do(
+                "fork", at=3, changes={}, name="early"
+            )  # before all that: it repeats what was done when it comes to it
             await page.until(lambda: page.last["family"]["name"] == "early")
             page.do("seek", step=3)
             await stepped(page, 13)

@@ -25,13 +25,19 @@ def test_plotly_comes_once_where_the_front_end_names_no_cells() -> None:
 
 
 def test_no_text_of_a_figure_stands_in_its_html() -> None:
-    figure = {"data": [{"type": "scatter", "x": [1], "y": [2], "text": [HOSTILE]}], "layout": {"title": {"text": HOSTILE}}}
+    figure = {
+        "data": [{"type": "scatter", "x": [1], "y": [2], "text": [HOSTILE]}],
+        "layout": {"title": {"text": HOSTILE}},
+    }
     html = figures.html_of(figure, library=False)
     assert "onerror" not in html
     assert html.count("</script>") == 2
 
 
-@pytest.mark.parametrize("chosen, then", [("plotly_mimetype", "plotly_mimetype+cbviz"), ("browser", "browser"), ("notebook", "notebook")])
+@pytest.mark.parametrize(
+    "chosen, then",
+    [("plotly_mimetype", "plotly_mimetype+cbviz"), ("browser", "browser"), ("notebook", "notebook")],
+)
 def test_only_jupyterlabs_own_renderer_is_added_to(chosen: str, then: str) -> None:
     class Renderers(dict):  # type: ignore[type-arg]
         default = chosen

@@ -9,17 +9,45 @@ import pytest
 from cbviz.app.inbox import MOST_ADDS, MOST_CHARACTERS, Inbox
 
 
-@pytest.mark.parametrize("message", [None, [], "x", 7, {}, {"type": 7}, {"type": ["cmd"]}, {"type": "ack"}, {"type": "ack", "seq": "1"}, {"type": "ack", "seq": True},
-                                     {"type": "ack", "seq": -1}, {"type": "ack", "seq": 10**400}, {"type": "ack", "seq": 1.5}, {"type": "cmd"}, {"type": "cmd", "cmd": {}},
-                                     {"type": "cmd", "cmd": "add", "prompt": "a" * (MOST_CHARACTERS + 1)}, {"type": "cmd", "cmd": "x", "a": [{"b": "a" * (MOST_CHARACTERS + 1)}]}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        [],
+        "x",
+        7,
+        {},
+        {"type": 7},
+        {"type": ["cmd"]},
+        {"type": "ack"},
+        {"type": "ack", "seq": "1"},
+        {"type": "ack", "seq": True},
+        {"type": "ack", "seq": -1},
+        {"type": "ack", "seq": 10**400},
+        {"type": "ack", "seq": 1.5},
+        {"type": "cmd"},
+        {"type": "cmd", "cmd": {}},
+        {"type": "cmd", "cmd": "add", "prompt": "a" * (MOST_CHARACTERS + 1)},
+        {"type": "cmd", "cmd": "x", "a": [{"b": "a" * (MOST_CHARACTERS + 1)}]},
+    ],
+)
 def test_a_message_of_another_shape_is_refused_in_words(message: Any) -> None:
     problem = Inbox().problem(message)
     assert problem is not None
     assert problem.endswith(".")
 
 
-@pytest.mark.parametrize("message", [{"type": "ready"}, {"type": "ack", "seq": 0}, {"type": "cmd", "cmd": "step"}, {"type": "cmd", "cmd": "add", "prompt": "a" * MOST_CHARACTERS},
-                                     {"type": "here", "n": 3}, {"type": "error", "msg": "x"}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "ready"},
+        {"type": "ack", "seq": 0},
+        {"type": "cmd", "cmd": "step"},
+        {"type": "cmd", "cmd": "add", "prompt": "a" * MOST_CHARACTERS},
+        {"type": "here", "n": 3},
+        {"type": "error", "msg": "x"},
+    ],
+)
 def test_what_the_page_sends_is_taken(message: dict[str, Any]) -> None:
     assert Inbox().problem(message) is None
 

@@ -33,7 +33,10 @@ def serving(folder: Path, code: str, kernel: str = "python3", *options: str) -> 
     """A server on a notebook of one cell."""
     notebook = folder / "page.ipynb"
     spec = {"name": kernel, "display_name": kernel, "language": "python"}
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)], metadata={"kernelspec": spec}), notebook)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)], metadata={"kernelspec": spec}),
+        notebook,
+    )
     port = serve.free_port("127.0.0.1", 20000 + secrets.randbelow(20000))
     command = serve.explore_command(notebook, "127.0.0.1", port, options)
     log = folder / "log"
@@ -93,7 +96,9 @@ def test_a_page_whose_kernel_dies_at_its_start_says_so_and_ends(tmp_path: Path) 
     folder = tmp_path / "kernels" / "ends"
     folder.mkdir(parents=True)
     argv = [sys.executable, "-c", "import time; time.sleep(0.5)"]
-    (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "ends", "language": "python"}))
+    (folder / "kernel.json").write_text(
+        json.dumps({"argv": argv, "display_name": "ends", "language": "python"})
+    )
     with serving(tmp_path, "1", "ends") as server:
         # when
         status, _, text = server.get("/")
@@ -103,7 +108,9 @@ def test_a_page_whose_kernel_dies_at_its_start_says_so_and_ends(tmp_path: Path) 
         assert "Reload" in text
 
 
-def test_a_kernel_that_is_still_starting_is_not_taken_for_one_without_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_still_starting_is_not_taken_for_one_without_a_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # given a kernel in the list whose start has not returned
     ended, now = [], [1000.0]
     monkeypatch.setattr(kernels.time, "monotonic", lambda: now[0])

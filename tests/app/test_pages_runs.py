@@ -1,4 +1,6 @@
-"""A run has one writer: what becomes of it when its page is loaded again, its tab duplicated, its address copied or its name guessed, and when files break."""
+"""A run has one writer: what becomes of it when its page is loaded again, its tab duplicated, its address
+copied or its name guessed, and when files break.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,10 @@ def test_branches_go_with_a_copy_and_the_one_shown_last_is_shown_again() -> None
             async with opened(settings=SIM, address=True, run=first.run) as (b, second):
                 await b.at(11)
                 assert second.run != first.run
-                assert {n: (x["steps"], x["shown"]) for n, x in names(b).items()} == {"short first": (11, True), "main": (8, False)}
+                assert {n: (x["steps"], x["shown"]) for n, x in names(b).items()} == {
+                    "short first": (11, True),
+                    "main": (8, False),
+                }
                 b.do("branch", name="main")
                 await b.at(8)
                 await stepped(b, 9)
@@ -157,7 +162,20 @@ def outside_names(tmp_path: Path) -> list[str]:
     other = kept.create("another browser")
     s.save(other.path(kept.MAIN))
     other.release()
-    return [made.stem, made.name, f"../runs/{made.stem}", bare.name, other.name, str(tmp_path), "../../etc/passwd", "", "a", "x" * 22, "%00" * 8, "\u2028" * 22]
+    return [
+        made.stem,
+        made.name,
+        f"../runs/{made.stem}",
+        bare.name,
+        other.name,
+        str(tmp_path),
+        "../../etc/passwd",
+        "",
+        "a",
+        "x" * 22,
+        "%00" * 8,
+        "\u2028" * 22,
+    ]
 
 
 def test_a_name_that_this_browser_was_not_given_opens_no_run_and_writes_over_none(tmp_path: Path) -> None:
@@ -214,14 +232,22 @@ def test_saved_runs_are_listed_only_where_the_user_of_the_machine_is_alone() -> 
     asyncio.run(go(False))
 
 
-HOLD = "import sys; from pathlib import Path; from cbviz.app import kept; h = kept.grab(Path(sys.argv[1])); print(h is not None, flush=True); sys.stdin.read()"
+HOLD = (
+    "import sys; from pathlib import Path; from cbviz.app import kept; h = kept.grab(Path(sys.argv[1])); "
+    "print(h is not None, flush=True); sys.stdin.read()"
+)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX")
 def test_a_kernel_that_is_killed_leaves_its_run_to_the_next() -> None:
     held = kept.create()
     held.release()
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(held.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(held.folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
@@ -236,7 +262,9 @@ def test_a_kernel_that_is_killed_leaves_its_run_to_the_next() -> None:
         holder.communicate()
 
 
-def test_a_file_torn_anywhere_comes_back_up_to_its_last_whole_step_and_the_page_says_what_is_missing() -> None:
+def test_a_file_torn_anywhere_comes_back_up_to_its_last_whole_step_and_the_page_says_what_is_missing() -> (
+    None
+):
     async def go() -> None:
         async with opened(settings=SIM, address=True) as (page, player):
             await stepped(page, 12)
@@ -301,7 +329,9 @@ def test_where_nothing_can_be_written_the_page_works_and_says_that_nothing_is_sa
             assert page.live["run"] == player.run == ""
             await stepped(page, 4)
             page.do("restart", changes={"scenario": "burst"})
-            await page.until(lambda: isinstance(player.session, Session) and player.session.workload_name == "burst")
+            await page.until(
+                lambda: isinstance(player.session, Session) and player.session.workload_name == "burst"
+            )
             await stepped(page, 2)
 
     asyncio.run(go())
@@ -319,7 +349,9 @@ def test_a_notice_stays_until_it_is_closed() -> None:
     asyncio.run(go())
 
 
-def test_old_runs_are_tidied_but_not_todays_and_not_one_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_runs_are_tidied_but_not_todays_and_not_one_that_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     held = [kept.create() for _ in range(6)]
     for h in held[1:]:
         h.release()
@@ -351,13 +383,18 @@ def test_a_restart_lets_its_old_run_go() -> None:
 def test_no_branch_of_a_family_file_leads_out_of_its_folder(tmp_path: Path) -> None:
     held = kept.create()
     for name in ("../secret", "/etc/passwd", "main/../../x", "", "b", "c1", None, 7):
-        write_text(kept.family_path(held.folder), json.dumps({"shown": name, "members": [{"run": name, "name": "x", "parent": "", "at": 0}]}))
+        write_text(
+            kept.family_path(held.folder),
+            json.dumps({"shown": name, "members": [{"run": name, "name": "x", "parent": "", "at": 0}]}),
+        )
         assert kept.family(held.folder) == {}
         assert kept.shown_branch(held.folder) == kept.MAIN
     held.release()
 
 
-def test_a_run_that_outgrows_its_file_says_so_once_without_a_path_and_comes_back_up_to_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_outgrows_its_file_says_so_once_without_a_path_and_comes_back_up_to_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CBVIZ_AUTOSAVE_BYTES", "12000")
 
     async def go() -> None:
@@ -377,7 +414,9 @@ def test_a_run_that_outgrows_its_file_says_so_once_without_a_path_and_comes_back
     asyncio.run(go())
 
 
-def test_a_file_that_cannot_be_written_is_named_to_the_page_without_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named_to_the_page_without_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,6 @@
-"""The run loop against a page without a browser: commands, flow control, inputs while a step runs, errors where they belong."""
+"""The run loop against a page without a browser: commands, flow control, inputs while a step runs, errors
+where they belong.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class FakePage:
 
     def ack(self) -> None:
         assert self.player is not None
-        threading.Thread(target=self.player.receive, args=({"type": "ack", "seq": self.seq},)).start()  # JupyterLab delivers on a thread of its own
+        threading.Thread(
+            target=self.player.receive, args=({"type": "ack", "seq": self.seq},)
+        ).start()  # JupyterLab delivers on a thread of its own
 
     def do(self, cmd: str, **more: Any) -> None:
         assert self.player is not None
@@ -92,14 +96,19 @@ class FakePage:
             if holds():
                 return
             await asyncio.sleep(0.005)
-        raise AssertionError(f"never came about: {what or holds}; page at {getattr(self.page, 'step', None)}, live {self.live}, said {self.said[-3:]}")
+        raise AssertionError(
+            f"never came about: {what or holds}; page at {getattr(self.page, 'step', None)}, live "
+            f"{self.live}, said {self.said[-3:]}"
+        )
 
     async def at(self, step: int) -> None:
         await self.until(lambda: getattr(self.page, "step", None) == step, f"step {step}")
 
 
 @asynccontextmanager
-async def opened(session: Session | None = None, settings: Settings | None = None, **kw: Any) -> AsyncIterator[tuple[FakePage, Player]]:
+async def opened(
+    session: Session | None = None, settings: Settings | None = None, **kw: Any
+) -> AsyncIterator[tuple[FakePage, Player]]:
     page = FakePage()
     player = Player(page.send, settings or Settings("article", "sim"), session=session, **kw)
     page.player = player
@@ -248,7 +257,9 @@ def test_the_page_answers_while_a_step_runs() -> None:
             slow.go.set()
             await page.until(lambda: page.page.steps == 9, "the step came in")
             assert page.page.step == 5  # and did not take the cursor away
-            await page.until(lambda: any(m.get("cmd") == "add" and m.get("id") for m in page.said), "the prompt was taken")
+            await page.until(
+                lambda: any(m.get("cmd") == "add" and m.get("id") for m in page.said), "the prompt was taken"
+            )
             rid = next(m["id"] for m in page.said if m.get("cmd") == "add")
             assert page.live["num_requests"] == 21
             page.do("end")
@@ -316,27 +327,33 @@ def test_several_answers_to_one_prompt() -> None:
             page.do("step")
             await page.at(4)
             alone = player.session.trace.state().requests[page.said[-1]["id"]]
-            assert alone.spec is not None and (alone.spec.sampling.n, alone.spec.sampling.temperature) == (1, 0.0)
+            assert alone.spec is not None and (alone.spec.sampling.n, alone.spec.sampling.temperature) == (
+                1,
+                0.0,
+            )
 
     asyncio.run(go())
 
 
-@pytest.mark.parametrize(("message", "words"), [
-    ({"cmd": "add", "prompt": "   ", "max_tokens": 5}, "empty"),
-    ({"cmd": "add", "prompt": "a", "max_tokens": 0}, "max_tokens"),
-    ({"cmd": "add", "prompt": "a", "max_tokens": 2.5}, "max_tokens"),
-    ({"cmd": "add", "prompt": "a", "n": 0}, "n is 0, the least is 1"),
-    ({"cmd": "add", "prompt": "a", "n": 1.5}, "n must be a whole number"),
-    ({"cmd": "add", "prompt": "a", "n": 99}, "n is 99, but there are"),
-    ({"cmd": "add", "prompt": "a", "n": 3, "beams": True}, "beam"),
-    ({"cmd": "add", "prompt": "a", "n": 99, "beams": True}, "beam_width is 99, the most is 16"),
-    ({"cmd": "set", "field": "max_num_seqs", "value": "0"}, "max_num_seqs is 0, the least is 1"),
-    ({"cmd": "set", "field": "max_num_seqs", "value": "many"}, "max_num_seqs"),
-    ({"cmd": "set", "field": "policy", "value": "nobody-first"}, "policy"),
-    ({"cmd": "set", "field": "num_blocks", "value": "64"}, "restart"),
-    ({"cmd": "restart", "changes": {"num_blocks": "1"}}, "num_blocks is 1, the least is 2"),
-    ({"cmd": "restart", "changes": {"scenario": "nothing"}}, "scenario"),
-])
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"cmd": "add", "prompt": "   ", "max_tokens": 5}, "empty"),
+        ({"cmd": "add", "prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"cmd": "add", "prompt": "a", "max_tokens": 2.5}, "max_tokens"),
+        ({"cmd": "add", "prompt": "a", "n": 0}, "n is 0, the least is 1"),
+        ({"cmd": "add", "prompt": "a", "n": 1.5}, "n must be a whole number"),
+        ({"cmd": "add", "prompt": "a", "n": 99}, "n is 99, but there are"),
+        ({"cmd": "add", "prompt": "a", "n": 3, "beams": True}, "beam"),
+        ({"cmd": "add", "prompt": "a", "n": 99, "beams": True}, "beam_width is 99, the most is 16"),
+        ({"cmd": "set", "field": "max_num_seqs", "value": "0"}, "max_num_seqs is 0, the least is 1"),
+        ({"cmd": "set", "field": "max_num_seqs", "value": "many"}, "max_num_seqs"),
+        ({"cmd": "set", "field": "policy", "value": "nobody-first"}, "policy"),
+        ({"cmd": "set", "field": "num_blocks", "value": "64"}, "restart"),
+        ({"cmd": "restart", "changes": {"num_blocks": "1"}}, "num_blocks is 1, the least is 2"),
+        ({"cmd": "restart", "changes": {"scenario": "nothing"}}, "scenario"),
+    ],
+)
 def test_a_mistake_is_said_where_it_was_made_and_loses_nothing(message: dict[str, Any], words: str) -> None:
     async def go() -> None:
         async with opened() as (page, player):
@@ -373,7 +390,11 @@ def test_live_knobs_hold_from_the_next_step_and_stay_through_a_restart() -> None
             await page.until(lambda: page.fields["num_blocks"]["value"] == 64)
             new = player.session
             assert isinstance(new, Session)
-            assert (new.config.num_blocks, new.config.enable_prefix_caching, new.config.max_num_seqs) == (64, False, 3)
+            assert (new.config.num_blocks, new.config.enable_prefix_caching, new.config.max_num_seqs) == (
+                64,
+                False,
+                3,
+            )
             page.do("restart", changes={"scenario": "burst"})
             await page.until(lambda: page.fields["scenario"]["value"] == "burst")
             assert page.fields["max_num_seqs"]["value"] == 4  # the scenario's own
@@ -381,7 +402,9 @@ def test_live_knobs_hold_from_the_next_step_and_stay_through_a_restart() -> None
     asyncio.run(go())
 
 
-def test_a_stuck_run_stops_playing_says_why_and_goes_on_after_a_changed_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_run_stops_playing_says_why_and_goes_on_after_a_changed_knob(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Newcomers(Policy):
         """Whoever has run longest loses its blocks: two requests that don't fit together take turns for ever."""
 
@@ -395,13 +418,24 @@ def test_a_stuck_run_stops_playing_says_why_and_goes_on_after_a_changed_knob(mon
 
     async def go() -> None:
         specs = [RequestSpec(name, tuple(range(20)), 30, arrival_step=1) for name in ("a", "b")]
-        s = Session(specs, runner="sim", policy="newcomers", discipline="chunked", block_size=4, num_blocks=14, max_model_len=52, enable_prefix_caching=False,
-                    long_prefill_token_threshold=1)
+        s = Session(
+            specs,
+            runner="sim",
+            policy="newcomers",
+            discipline="chunked",
+            block_size=4,
+            num_blocks=14,
+            max_model_len=52,
+            enable_prefix_caching=False,
+            long_prefill_token_threshold=1,
+        )
         async with opened(s) as (page, player):
             page.do("speed", value=0)
             page.do("play")
             await page.until(lambda: page.live.get("bad"), "the run is said to be stuck")
-            assert page.live["banner"].startswith("This run is stuck. No request got further than before in the last ")
+            assert page.live["banner"].startswith(
+                "This run is stuck. No request got further than before in the last "
+            )
             await page.until(lambda: not page.live["playing"])
             assert not player.playing
             page.do("set", field="policy", value="fcfs")
@@ -570,23 +604,43 @@ def test_prompts_never_become_markup() -> None:
     """Nothing in our scripts writes HTML: text goes in as text."""
     for f in (Path(opening.__file__).parent / "static").glob("*.js"):
         source = f.read_text("utf-8")
-        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "createContextualFragment"):
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "createContextualFragment",
+        ):
             assert word not in source, f"{f.name} uses {word}"
 
 
 def test_a_type_of_kv_says_what_it_saves_and_costs_where_it_is_chosen() -> None:
     def told(model: str, shown: Session | None = None) -> dict[str, str]:
-        row = next(r for r in opening.controls(Settings("chat", model), shown) if r["name"] == "kv_cache_dtype")
+        row = next(
+            r for r in opening.controls(Settings("chat", model), shown) if r["name"] == "kv_cache_dtype"
+        )
         assert row["noted"] == ["int8", "int4"]
         return {o[0]: o[2] for o in row["options"]}
 
     real = told("smollm2")
-    assert real["int4"].startswith("6,480 bytes a token, 3.56 x the blocks of float16") and "0.0745 nats less likely" in real["int4"] and "1,012 positions" in real["int4"]
+    assert (
+        real["int4"].startswith("6,480 bytes a token, 3.56 x the blocks of float16")
+        and "0.0745 nats less likely" in real["int4"]
+        and "1,012 positions" in real["int4"]
+    )
     assert "99.0 % of places" in real["int8"] and "nothing is lost" in real["float32"]
     other = told("qwen2.5-0.5b")  # its bytes are counted; the quality of another model's words is not its own
-    assert "x the blocks of float16" in other["int4"] and "not measured for this model" in other["int4"] and "nats" not in other["int4"]
+    assert (
+        "x the blocks of float16" in other["int4"]
+        and "not measured for this model" in other["int4"]
+        and "nats" not in other["int4"]
+    )
     sim = told("sim", Session("chat", runner="sim"))
-    assert "bytes a token" in sim["int8"] and "Nothing is computed here" in sim["int8"] and "nats" not in sim["int8"]
+    assert (
+        "bytes a token" in sim["int8"]
+        and "Nothing is computed here" in sim["int8"]
+        and "nats" not in sim["int8"]
+    )
 
 
 def test_watching_a_step_and_measuring_need_an_engine_that_computes() -> None:

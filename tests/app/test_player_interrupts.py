@@ -1,4 +1,6 @@
-"""Ctrl-C beside an explorer: in a cell that changes the run which a page shows, and in what the page itself has asked for. Run, file and page go together afterwards."""
+"""Ctrl-C beside an explorer: in a cell that changes the run which a page shows, and in what the page itself
+has asked for. Run, file and page go together afterwards.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,20 @@ class Explorer:
     async def rest(self) -> None:
         """Until nothing is under way and the page has what there is."""
         await asyncio.sleep(0.02)
-        await self.page.until(lambda: not self.player.busy and all(t.done() for t in self.player._tasks) and not self.player.playing, "rest")
+        await self.page.until(
+            lambda: (
+                not self.player.busy and all(t.done() for t in self.player._tasks) and not self.player.playing
+            ),
+            "rest",
+        )
 
     async def show_end(self) -> None:
         self.page.do("step")
         await self.rest()
         self.page.do("end")
-        await self.page.until(lambda: self.page.page.step == len(self.session.trace) == self.session.cursor.step, "the end")
+        await self.page.until(
+            lambda: self.page.page.step == len(self.session.trace) == self.session.cursor.step, "the end"
+        )
 
     def judge(self) -> None:
         """The page still answers, and shows the run."""
@@ -85,8 +94,13 @@ FEW_OR_ALL = pytest.mark.parametrize("which", [pytest.param(spread, id="some lin
 
 @FEW_OR_ALL
 @pytest.mark.parametrize("name", ["step", "run", "add", "configure", "seek", "rewind", "reset", "fork"])
-def test_a_cell_that_is_interrupted_leaves_the_page_with_the_run_as_it_is(name: str, which: Callable[[int], Iterable[int]], tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:
-    """Given a page that shows a run, when a cell changes the run and is interrupted at any line, the page's own included, then the page shows what there is."""
+def test_a_cell_that_is_interrupted_leaves_the_page_with_the_run_as_it_is(
+    name: str, which: Callable[[int], Iterable[int]], tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Given a page that shows a run, when a cell changes the run and is interrupted at any line, the page's
+    own included, then the page shows what there is.
+    """
+
     async def cell(told: Interrupt, s: Session) -> None:
         told.run(lambda: OPERATIONS[name](s))
 
@@ -117,8 +131,11 @@ COMMANDS: dict[str, Callable[[FakePage], None]] = {
 }
 
 
-def interrupted(loop: asyncio.AbstractEventLoop, told: Interrupt, x: Explorer, ask: Callable[[FakePage], None]) -> None:
+def interrupted(
+    loop: asyncio.AbstractEventLoop, told: Interrupt, x: Explorer, ask: Callable[[FakePage], None]
+) -> None:
     """Has the page ask for something; the loop is interrupted, and whoever runs it runs it again."""
+
     async def command() -> None:
         ask(x.page)
         for _ in range(10):
@@ -133,8 +150,13 @@ def interrupted(loop: asyncio.AbstractEventLoop, told: Interrupt, x: Explorer, a
 
 @FEW_OR_ALL
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_of_the_page_that_is_interrupted_leaves_run_and_page_together(name: str, which: Callable[[int], Iterable[int]], loop: asyncio.AbstractEventLoop) -> None:
-    """Given what a page can ask for, when the loop's thread is interrupted at any line of it, then the command was done or not, and the page goes on."""
+def test_a_command_of_the_page_that_is_interrupted_leaves_run_and_page_together(
+    name: str, which: Callable[[int], Iterable[int]], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Given what a page can ask for, when the loop's thread is interrupted at any line of it, then the
+    command was done or not, and the page goes on.
+    """
+
     def begin() -> Explorer:
         x = Explorer(loop, None)
         x.session.step(8)

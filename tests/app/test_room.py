@@ -26,7 +26,9 @@ def test_memory_is_counted_from_where_the_page_began() -> None:
     assert room.problem() is None
 
 
-def test_a_run_without_room_pauses_says_why_and_can_still_be_stepped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_room_pauses_says_why_and_can_still_be_stepped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path / "cache"))
 
     async def go() -> None:
@@ -34,7 +36,9 @@ def test_a_run_without_room_pauses_says_why_and_can_still_be_stepped(tmp_path: P
             await page.until(lambda: page.live.get("open") and not page.live.get("loading"))
             player.room = Room(lambda: 0.0, lambda: LEAST_FREE_BYTES / 2)
             page.do("play")
-            await page.until(lambda: "memory are free" in str(page.live.get("banner")) and not page.live.get("playing"))
+            await page.until(
+                lambda: "memory are free" in str(page.live.get("banner")) and not page.live.get("playing")
+            )
             at = len(player.session.trace) if player.session is not None else -1
             page.do("step")
             await page.at(at + 1)

@@ -1,4 +1,6 @@
-"""How the servers are started: options and their mistakes, addresses that are told, a neutral folder, IPv6, and a proxy with a path."""
+"""How the servers are started: options and their mistakes, addresses that are told, a neutral folder, IPv6,
+and a proxy with a path.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,33 @@ def told(*options: str, **env: str) -> tuple[int, str]:
     return result.exit_code, result.stderr.strip()
 
 
-@pytest.mark.parametrize(("options", "named"), [
-    (("--host", "no.such.host.invalid"), "--host"), (("--host", "256.1.1.1"), "--host"), (("--host", "192.0.2.7"), "--host"), (("--host", "a b"), "--host"),
-    (("--base-url", "class"), "--base-url"), (("--base-url", "ftp://uni.example/"), "--base-url"), (("--base-url", "http:///x"), "--base-url"),
-    (("--base-url", "/a/../b"), "--base-url"), (("--base-url", "/a?b=1"), "--base-url"), (("--base-url", "https://u:p@uni.example/"), "--base-url"),
-    (("--base-url", "http://uni.example:99999/"), "--base-url"), (("--base-url", "/ü/"), "--base-url"), (("--base-url", ""), "--base-url"),
-    (("--token", "short"), "--token"), (("--token", "with spaces in it"), "--token"), (("--token", "abcdefgh", "--no-token"), "--no-token"),
-    (("--no-token", "--allow-code"), "--no-token"), (("--no-token", "--host", "0.0.0.0"), "--no-token"), (("--no-token", "--host", "::"), "--no-token"),
-    (("--no-token", "--base-url", "https://uni.example/"), "--no-token"), (("--max-pages", "0"), "--max-pages"), (("--max-pages", "-3"), "--max-pages"),
-])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--host", "no.such.host.invalid"), "--host"),
+        (("--host", "256.1.1.1"), "--host"),
+        (("--host", "192.0.2.7"), "--host"),
+        (("--host", "a b"), "--host"),
+        (("--base-url", "class"), "--base-url"),
+        (("--base-url", "ftp://uni.example/"), "--base-url"),
+        (("--base-url", "http:///x"), "--base-url"),
+        (("--base-url", "/a/../b"), "--base-url"),
+        (("--base-url", "/a?b=1"), "--base-url"),
+        (("--base-url", "https://u:p@uni.example/"), "--base-url"),
+        (("--base-url", "http://uni.example:99999/"), "--base-url"),
+        (("--base-url", "/ü/"), "--base-url"),
+        (("--base-url", ""), "--base-url"),
+        (("--token", "short"), "--token"),
+        (("--token", "with spaces in it"), "--token"),
+        (("--token", "abcdefgh", "--no-token"), "--no-token"),
+        (("--no-token", "--allow-code"), "--no-token"),
+        (("--no-token", "--host", "0.0.0.0"), "--no-token"),
+        (("--no-token", "--host", "::"), "--no-token"),
+        (("--no-token", "--base-url", "https://uni.example/"), "--no-token"),
+        (("--max-pages", "0"), "--max-pages"),
+        (("--max-pages", "-3"), "--max-pages"),
+    ],
+)
 def test_a_wrong_option_is_said_in_one_line_that_names_it(options: tuple[str, ...], named: str) -> None:
     status, error = told(*options, CBVIZ_TOKEN="")
     assert status == 2
@@ -52,8 +72,17 @@ def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("given", "split"), [("/", ("", "/")), ("/class", ("", "/class/")), ("/a/b/", ("", "/a/b/")), ("https://Uni.example", ("https://uni.example", "/")),
-                                              ("http://localhost:9000/x/", ("http://localhost:9000", "/x/")), ("http://[::1]:9000/", ("http://[::1]:9000", "/"))])
+@pytest.mark.parametrize(
+    ("given", "split"),
+    [
+        ("/", ("", "/")),
+        ("/class", ("", "/class/")),
+        ("/a/b/", ("", "/a/b/")),
+        ("https://Uni.example", ("https://uni.example", "/")),
+        ("http://localhost:9000/x/", ("http://localhost:9000", "/x/")),
+        ("http://[::1]:9000/", ("http://[::1]:9000", "/")),
+    ],
+)
 def test_a_base_url_is_a_path_or_an_address(given: str, split: tuple[str, str]) -> None:
     assert serve.split_base_url(given) == split
 
@@ -68,8 +97,13 @@ def test_a_network_server_says_that_others_can_reach_it_and_where(monkeypatch: p
     assert four[2:] == ["  For others: http://10.0.0.7:8866/?token=x"]
     six = serve.Announcement("The explorer", "::", 8866, "/?token=x").lines
     assert "http://[::1]:8866/?token=x" in six[0]
-    assert six[2:] == ["  For others: http://[fd00::7]:8866/?token=x", "  For others: http://10.0.0.7:8866/?token=x"]
-    behind = serve.Announcement("The explorer", "127.0.0.1", 8866, "/class/?token=x", "https://uni.example").lines
+    assert six[2:] == [
+        "  For others: http://[fd00::7]:8866/?token=x",
+        "  For others: http://10.0.0.7:8866/?token=x",
+    ]
+    behind = serve.Announcement(
+        "The explorer", "127.0.0.1", 8866, "/class/?token=x", "https://uni.example"
+    ).lines
     assert behind[0].startswith("The explorer is at https://uni.example/class/?token=x ")
 
 
@@ -81,7 +115,13 @@ def test_relative_paths_mean_the_users_folder(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "sim").mkdir()
     assert serve.resolved("mine.jsonl") == str(tmp_path / "mine.jsonl")
     assert serve.resolved("./model") == serve.resolved("model") == str(tmp_path / "model")
-    assert [serve.resolved(n) for n in ("sim", "chat", "org/name", "", None)] == ["sim", "chat", "org/name", "", None]
+    assert [serve.resolved(n) for n in ("sim", "chat", "org/name", "", None)] == [
+        "sim",
+        "chat",
+        "org/name",
+        "",
+        None,
+    ]
     monkeypatch.setenv("CBVIZ_CACHE", "cache")
     monkeypatch.setenv("PYTHONPATH", ":lib:")
     monkeypatch.setenv("CBVIZ_TOKEN", "secret-token")
@@ -122,11 +162,13 @@ def test_an_ipv6_server_answers_on_both_kinds_of_address(tmp_path: Path) -> None
         assert four.get("/")[0] == 403
 
 
-# behind a proxy ---------------------------------------------------------------------------------------------------------
+# behind a proxy ---------------------------------------------------------------------------------------------
 
 
 class _Forward(web.RequestHandler):
-    """Sends a request on, as a reverse proxy does; without the path below which it shows the server, if `strip`."""
+    """Sends a request on, as a reverse proxy does; without the path below which it shows the server, if
+    `strip`.
+    """
 
     def initialize(self, to: str, strip: str) -> None:
         self.to, self.strip = to, strip
@@ -134,9 +176,18 @@ class _Forward(web.RequestHandler):
     async def _forward(self) -> None:
         uri = self.request.uri or "/"
         uri = "/" + uri.removeprefix(self.strip) if self.strip else uri
-        answer = await httpclient.AsyncHTTPClient().fetch(httpclient.HTTPRequest(
-            self.to + uri, method=self.request.method or "GET", headers=self.request.headers, body=self.request.body or (b"" if self.request.method == "POST" else None),
-            follow_redirects=False, decompress_response=False, request_timeout=60), raise_error=False)
+        answer = await httpclient.AsyncHTTPClient().fetch(
+            httpclient.HTTPRequest(
+                self.to + uri,
+                method=self.request.method or "GET",
+                headers=self.request.headers,
+                body=self.request.body or (b"" if self.request.method == "POST" else None),
+                follow_redirects=False,
+                decompress_response=False,
+                request_timeout=60,
+            ),
+            raise_error=False,
+        )
         self.set_status(answer.code)
         for name, value in answer.headers.get_all():
             if name not in ("Content-Length", "Transfer-Encoding", "Connection"):
@@ -166,8 +217,13 @@ class _ForwardSocket(websocket.WebSocketHandler):
         uri = self.request.uri or "/"
         uri = "/" + uri.removeprefix(self.strip) if self.strip else uri
         headers = {k: v for k, v in self.request.headers.items() if k in ("Host", "Origin", "Cookie")}
-        self.behind = await websocket.websocket_connect(httpclient.HTTPRequest(self.to.replace("http", "ws", 1) + uri, headers=headers), subprotocols=[PROTOCOL],
-                                                        on_message_callback=lambda m: self.write_message(m, binary=True) if m is not None else self.close())
+        self.behind = await websocket.websocket_connect(
+            httpclient.HTTPRequest(self.to.replace("http", "ws", 1) + uri, headers=headers),
+            subprotocols=[PROTOCOL],
+            on_message_callback=lambda m: (
+                self.write_message(m, binary=True) if m is not None else self.close()
+            ),
+        )
 
     async def on_message(self, message: str | bytes) -> None:
         await self.behind.write_message(message, binary=isinstance(message, bytes))
@@ -187,7 +243,9 @@ def proxy(to: str, strip: str = "") -> Iterator[int]:
         async def main() -> None:
             sockets = netutil.bind_sockets(0, "127.0.0.1")
             given = {"to": to, "strip": strip}
-            server = httpserver.HTTPServer(web.Application([(r".*/channels", _ForwardSocket, given), (r".*", _Forward, given)]))
+            server = httpserver.HTTPServer(
+                web.Application([(r".*/channels", _ForwardSocket, given), (r".*", _Forward, given)])
+            )
             server.add_sockets(sockets)
             found.update(port=sockets[0].getsockname()[1], loop=IOLoop.current(), end=asyncio.Event())
             begun.set()
@@ -208,12 +266,18 @@ def proxy(to: str, strip: str = "") -> Iterator[int]:
 
 
 @pytest.mark.xdist_group("heavy")
-@pytest.mark.parametrize("strips", [False, True], ids=["the proxy passes the path on", "the proxy takes the path away"])
+@pytest.mark.parametrize(
+    "strips", [False, True], ids=["the proxy passes the path on", "the proxy takes the path away"]
+)
 def test_a_page_works_below_a_proxys_path_and_leaves_no_kernel(tmp_path: Path, strips: bool) -> None:
-    """The link, the redirect, the cookie's path, the page's own addresses, the socket, and the last request of a page that is left."""
+    """The link, the redirect, the cookie's path, the page's own addresses, the socket, and the last request
+    of a page that is left.
+    """
     port = serve.free_port("127.0.0.1", None)
-    with proxy(f"http://127.0.0.1:{port}", "/class/" if strips else "") as public, \
-            command_line(tmp_path, "--base-url", f"http://localhost:{public}/class/", port=port) as server:
+    with (
+        proxy(f"http://127.0.0.1:{port}", "/class/" if strips else "") as public,
+        command_line(tmp_path, "--base-url", f"http://localhost:{public}/class/", port=port) as server,
+    ):
         link = f"http://localhost:{public}/class/?token={TOKEN}"
         assert link in server.log.read_text("utf-8")
         outside = Server(server.process, public, server.log, "localhost")

@@ -1,4 +1,6 @@
-"""What the page is sent is the trace's own state: read back the way the page reads it, and held against a fresh fold."""
+"""What the page is sent is the trace's own state: read back the way the page reads it, and held against a
+fresh fold.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,19 @@ def test_jumps_inside_steps_and_back() -> None:
     s = Session("preemption", runner="sim", num_blocks=33, enable_prefix_caching=True)
     s.step(70)
     wire, page = Wire(), Page()
-    for cursor in (Cursor(70), Cursor(12), Cursor(13), Cursor(13, 2), Cursor(12), Cursor(0), Cursor(1), Cursor(69, 1), Cursor(70), Cursor(35, 3), Cursor(36)):
+    for cursor in (
+        Cursor(70),
+        Cursor(12),
+        Cursor(13),
+        Cursor(13, 2),
+        Cursor(12),
+        Cursor(0),
+        Cursor(1),
+        Cursor(69, 1),
+        Cursor(70),
+        Cursor(35, 3),
+        Cursor(36),
+    ):
         page.read(wire.message(s.trace, cursor))  # type: ignore[arg-type]
         assert_equal(page, s.trace, cursor)
     assert_history(page, s.trace)
@@ -100,8 +114,14 @@ def test_copies_of_a_step_are_told_though_nobody_watched_it() -> None:
     s.run()
     told = {r.step: inside_message(s.trace, r.step) for r in s.trace}
     assert {n for n, m in told.items() if m["moved"]} == {r.step for r in s.trace if r.spans} != set()
-    out = next(m["moved"] for m in told.values() if m["moved"] and any(x[0] == "swap-out" for x in m["moved"]["spans"]))
-    assert out["clock"] == "modelled" and "to the host" in out["said"] and "of it beside the pass" in out["said"]
+    out = next(
+        m["moved"]
+        for m in told.values()
+        if m["moved"] and any(x[0] == "swap-out" for x in m["moved"]["spans"])
+    )
+    assert (
+        out["clock"] == "modelled" and "to the host" in out["said"] and "of it beside the pass" in out["said"]
+    )
     assert [x[0] for x in out["spans"]].count("pass") == 1 and all(b >= a for _, a, b, *_ in out["spans"])
     assert all(m["profile"] is None for m in told.values())
 
@@ -114,16 +134,26 @@ def test_the_words_of_beams_follow_their_lineage_and_are_told_when_their_search_
     searches = {e.request_id: r.step for r in trace for e in r.events if isinstance(e, ev.BeamsEnded)}
     told = {page.ids[i]: step for i, step in message[0]["ended"]}
     assert len(searches) > 1 and {rid: told[rid] for rid in searches} == searches
-    assert all(page.out[page.ids.index(rid)] == [f" {t}" for t in trace.state().request(rid).output_token_ids] for rid in told)
-    assert {page.ids[i]: steps for i, _, steps in message[0]["out"] if page.ids[i] in told} == {rid: trace.state().request(rid).output_steps for rid in told}
+    assert all(
+        page.out[page.ids.index(rid)] == [f" {t}" for t in trace.state().request(rid).output_token_ids]
+        for rid in told
+    )
+    assert {page.ids[i]: steps for i, _, steps in message[0]["out"] if page.ids[i] in told} == {
+        rid: trace.state().request(rid).output_steps for rid in told
+    }
     for step in range(len(trace)):
-        for r in trace.state(Cursor(step)).by_index:  # of a search that goes on, the words come of the choices up to there
+        for r in trace.state(
+            Cursor(step)
+        ).by_index:  # of a search that goes on, the words come of the choices up to there
             chosen = [b for b in message[0]["beams"] if b[0] <= step and r.index in b[1]]
             if chosen and r.status != "finished":
                 i, told_words = chosen[0][1].index(r.index), []
                 for _, _, parents, pieces, _ in reversed(chosen):
                     told_words.insert(0, pieces[i])
                     i = parents[i]
-                assert told_words == [f" {t}" for t in r.output_token_ids] and r.beam_score == chosen[-1][4][chosen[-1][1].index(r.index)]
+                assert (
+                    told_words == [f" {t}" for t in r.output_token_ids]
+                    and r.beam_score == chosen[-1][4][chosen[-1][1].index(r.index)]
+                )
     sampled = page.series[SERIES.index("sampled") :: len(SERIES)]
     assert all(sampled[r.step - 1] > 0 for r in trace if any(isinstance(e, ev.BeamStep) for e in r.events))

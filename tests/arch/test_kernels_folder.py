@@ -21,9 +21,15 @@ def test_no_init() -> None:
 
 
 def test_transformers_imports_beside_it() -> None:
-    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); import transformers; from transformers import LlamaForCausalLM;"
-            "from transformers.utils import is_kernels_available; print(LlamaForCausalLM.__name__, is_kernels_available())")
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import transformers; from transformers import "
+        "LlamaForCausalLM;"
+        "from transformers.utils import is_kernels_available; print(LlamaForCausalLM.__name__, "
+        "is_kernels_available())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
     assert result.stdout.split() == ["LlamaForCausalLM", "False"], result.stderr
 
 
@@ -31,12 +37,15 @@ def test_path_in_the_checkout() -> None:
     assert str(ROOT / "kernels") in list(cbviz.kernels.__path__)
 
 
-@pytest.mark.parametrize(("project", "folder", "found"), [
-    ('[project]\nname = "cbviz"\n', True, True),
-    ('[project]\nname = "cbviz"\n', False, False),
-    ('[project]\nname = "other"\n', True, False),
-    (None, True, False),
-])
+@pytest.mark.parametrize(
+    ("project", "folder", "found"),
+    [
+        ('[project]\nname = "cbviz"\n', True, True),
+        ('[project]\nname = "cbviz"\n', False, False),
+        ('[project]\nname = "other"\n', True, False),
+        (None, True, False),
+    ],
+)
 def test_only_our_own_checkout_counts(tmp_path: Path, project: str | None, folder: bool, found: bool) -> None:
     """An installed copy may have a foreign `kernels` package beside it: it stays outside."""
     module = tmp_path / "cbviz" / "kernels" / "__init__.py"
@@ -56,6 +65,11 @@ def test_a_kernel_is_imported_from_the_checkout(tmp_path: Path) -> None:
     for name in ("__init__.py", "kernels/__init__.py"):
         (tmp_path / "cbviz" / name).write_text((ROOT / "cbviz" / name).read_text())
     (tmp_path / "kernels" / "probe.py").write_text("SEEN = 42\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from cbviz.kernels.probe import SEEN; print(SEEN)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from cbviz.kernels.probe import SEEN; "
+        "print(SEEN)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert result.stdout.strip() == "42", result.stderr

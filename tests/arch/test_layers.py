@@ -42,7 +42,9 @@ def within(name: str, homes: tuple[str, ...]) -> bool:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """(dotted name, file) of every module, those in the top folder `kernels/` under the name they are imported by."""
+    """(dotted name, file) of every module, those in the top folder `kernels/` under the name they are
+    imported by.
+    """
     for path in sorted((ROOT / "cbviz").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
@@ -51,7 +53,9 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[int, str]]:
-    """(line, absolute dotted name) of every import in `source`: at the top, in a function, under TYPE_CHECKING, or by name through importlib."""
+    """(line, absolute dotted name) of every import in `source`: at the top, in a function, under
+    TYPE_CHECKING, or by name through importlib.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -64,7 +68,12 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[tupl
                 base = ".".join([*parents, base] if base else parents)
             for alias in node.names:
                 yield node.lineno, f"{base}.{alias.name}"
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+            and isinstance(node.args[0].value, str)
+        ):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in ("import_module", "__import__"):
                 yield node.lineno, node.args[0].value
@@ -79,37 +88,60 @@ def faults(source: str, module: str, is_package: bool = False) -> list[str]:
             out.append(f"{module}:{line} imports {name}; {top} belongs in {', '.join(HOMES[top])}")
         if top == "numpy" and within(module, PLAIN):
             out.append(f"{module}:{line} imports {name}; {', '.join(PLAIN)} do without numpy")
-        if within(module, ("cbviz.core",)) and top not in sys.stdlib_module_names and not within(name, CORE_KNOWS):
-            out.append(f"{module}:{line} imports {name}; core knows the standard library and {', '.join(CORE_KNOWS)}")
+        if (
+            within(module, ("cbviz.core",))
+            and top not in sys.stdlib_module_names
+            and not within(name, CORE_KNOWS)
+        ):
+            out.append(
+                f"{module}:{line} imports {name}; core knows the standard library and {', '.join(CORE_KNOWS)}"
+            )
     return out
 
 
 def test_imports_stay_home() -> None:
     seen = list(modules())
     assert len(seen) > 5
-    assert [fault for name, path in seen for fault in faults(path.read_text(encoding="utf-8"), name, path.name == "__init__.py")] == []
+    assert [
+        fault
+        for name, path in seen
+        for fault in faults(path.read_text(encoding="utf-8"), name, path.name == "__init__.py")
+    ] == []
 
 
-@pytest.mark.parametrize(("module", "source"), [
-    ("cbviz.views.batch", "import plotly.graph_objects as go"),
-    ("cbviz.trace.metrics", "def f():\n    from torch import nn"),
-    ("cbviz.session", "import importlib\nimportlib.import_module('torch')"),
-    ("cbviz.runners.sim", "import torch"),
-    ("cbviz.engine.engine", "import numpy as np"),
-    ("cbviz.core.scheduler", "import msgspec"),
-    ("cbviz.core.scheduler", "from cbviz.trace import Trace"),
-    ("cbviz.core.scheduler", "from ..engine import engine"),
-])
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("cbviz.views.batch", "import plotly.graph_objects as go"),
+        ("cbviz.trace.metrics", "def f():\n    from torch import nn"),
+        ("cbviz.session", "import importlib\nimportlib.import_module('torch')"),
+        ("cbviz.runners.sim", "import torch"),
+        ("cbviz.engine.engine", "import numpy as np"),
+        ("cbviz.core.scheduler", "import msgspec"),
+        ("cbviz.core.scheduler", "from cbviz.trace import Trace"),
+        ("cbviz.core.scheduler", "from ..engine import engine"),
+    ],
+)
 def test_a_stray_import_is_seen(module: str, source: str) -> None:
     assert faults(source, module)
 
 
-@pytest.mark.parametrize(("module", "source"), [
-    ("cbviz.model.ops", "import torch.nn.functional as F"),
-    ("cbviz.runners.torch_runner", "import torch"),
-    ("cbviz.core.scheduler", "import math\nfrom cbviz.core.block_pool import BlockPool\nfrom .request import Request\nfrom cbviz.messages import Chunk"),
-    ("cbviz.views.batch", "import numpy as np"),
-])
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("cbviz.model.ops", "import torch.nn.functional as F"),
+        ("cbviz.runners.torch_runner", "import torch"),
+        (
+            "cbviz.core.scheduler",
+            (
+                "import math\nfrom cbviz.core.block_pool import BlockPool\nfrom .request import "
+                "Request\nfrom "
+                "cbviz.messages import Chunk"
+            ),
+        ),
+        ("cbviz.views.batch", "import numpy as np"),
+    ],
+)
 def test_a_right_import_is_let_through(module: str, source: str) -> None:
     assert faults(source, module) == []
 
@@ -117,7 +149,14 @@ def test_a_right_import_is_let_through(module: str, source: str) -> None:
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     """import-linter with the contracts of the `pyproject.toml` in `folder`, on this checkout's code."""
     program = Path(sys.executable).with_name("lint-imports")
-    return subprocess.run([str(program), "--no-cache"], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [str(program), "--no-cache"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_layers_point_downward() -> None:
@@ -128,7 +167,9 @@ def test_layers_point_downward() -> None:
 def test_the_contract_can_break(tmp_path: Path) -> None:
     """Turned upside down, the same contract is broken: messages do import config."""
     contract = 'name = "x"\ntype = "layers"\ncontainers = ["cbviz"]\nlayers = ["config", "messages"]\n'
-    (tmp_path / "pyproject.toml").write_text(f'[tool.importlinter]\nroot_package = "cbviz"\n[[tool.importlinter.contracts]]\n{contract}')
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.importlinter]\nroot_package = "cbviz"\n[[tool.importlinter.contracts]]\n{contract}'
+    )
     result = lint(tmp_path)
     assert result.returncode == 1
     assert "cbviz.messages -> cbviz.config" in result.stdout

@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def pins() -> dict[str, Requirement]:
-    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line.split("#")[0].strip()
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    ]
     return {r.name.lower().replace("_", "-"): r for r in map(Requirement, filter(None, lines))}
 
 
@@ -45,7 +48,13 @@ def test_pins_are_plain() -> None:
 @pytest.mark.parametrize("target", ["explore", "lab", "test", "bench", "setup", "lint"])
 def test_make_target(target: str) -> None:
     """`make -n` prints the recipe; PIP_ARGS reaches pip on a fresh checkout."""
-    result = subprocess.run(["make", "-n", "-B", target, "PIP_ARGS=--proxy=example"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        ["make", "-n", "-B", target, "PIP_ARGS=--proxy=example"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert result.returncode == 0, result.stderr
     assert re.search(r"pip .*install --proxy=example -c constraints\.txt -e ", result.stdout)
 

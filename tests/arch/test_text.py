@@ -1,4 +1,6 @@
-"""The repository's text speaks of the project alone: no machine's paths, no package host, no script from a content network."""
+"""The repository's text speaks of the project alone: no machine's paths, no package host, no script from a
+content network.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def faults(text: str) -> list[str]:
 
 def tracked() -> list[Path]:
     try:
-        listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        listing = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
     except FileNotFoundError:
         pytest.skip("git is not installed")
     if listing.returncode != 0:
@@ -51,13 +55,23 @@ def test_tracked_files() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("text", [
-    "see /home/ann/x", "open('/work/main')", "/tmp/run.jsonl", "--index-url https://pypi.org/simple", "<script src=https://cdn.jsdelivr.net/x>", "../shared/notes.md",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see /home/ann/x",
+        "open('/work/main')",
+        "/tmp/run.jsonl",
+        "--index-url https://pypi.org/simple",
+        "<script src=https://cdn.jsdelivr.net/x>",
+        "../shared/notes.md",
+    ],
+)
 def test_a_stray_path_is_seen(text: str) -> None:
     assert faults(text)
 
 
-@pytest.mark.parametrize("text", ["../shared/conformance", "notebooks/work/x", "~/work/x", "tests/home/x", "/usr/bin/chromium"])
+@pytest.mark.parametrize(
+    "text", ["../shared/conformance", "notebooks/work/x", "~/work/x", "tests/home/x", "/usr/bin/chromium"]
+)
 def test_ordinary_text_is_let_through(text: str) -> None:
     assert faults(text) == []

@@ -19,7 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel that is built from it, as a release is."""
     out = tmp_path_factory.mktemp("dist")
-    result = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)], cwd=out, capture_output=True, text=True, timeout=240)
+    result = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)],
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return out
 
@@ -33,7 +39,11 @@ def names(dist: Path) -> set[str]:
 def shipped(folder: str, pattern: str) -> list[str]:
     """Paths relative to `folder` of its files that match, caches and editors' copies left out."""
     base = ROOT / folder
-    return sorted(p.relative_to(base).as_posix() for p in base.rglob(pattern) if p.is_file() and not {"__pycache__", ".ipynb_checkpoints"} & set(p.parts) and p.suffix != ".pyc")
+    return sorted(
+        p.relative_to(base).as_posix()
+        for p in base.rglob(pattern)
+        if p.is_file() and not {"__pycache__", ".ipynb_checkpoints"} & set(p.parts) and p.suffix != ".pyc"
+    )
 
 
 def test_every_file_of_the_package(names: set[str]) -> None:
@@ -77,21 +87,45 @@ def test_metadata(dist: Path) -> None:
 
 
 def test_sdist_builds_by_itself(dist: Path) -> None:
-    """`dist` made the wheel from it; here only: the tests and the pinned set travel too, so that a packager can check."""
+    """`dist` made the wheel from it; here only: the tests and the pinned set travel too, so that a packager
+    can check.
+    """
     with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
         members = {m.name.split("/", 1)[1] for m in sdist.getmembers() if "/" in m.name}
-    assert {"pyproject.toml", "constraints.txt", "LICENSE", "README.md", "tests/arch/test_wheel.py"} <= members
+    assert {
+        "pyproject.toml",
+        "constraints.txt",
+        "LICENSE",
+        "README.md",
+        "tests/arch/test_wheel.py",
+    } <= members
 
 
 def test_runs_without_the_checkout(dist: Path, tmp_path: Path) -> None:
-    """Unpacked elsewhere: the package is the unpacked one, its kernels come from inside it, and the command line starts."""
+    """Unpacked elsewhere: the package is the unpacked one, its kernels come from inside it, and the command
+    line starts.
+    """
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path)
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    code = "import cbviz, cbviz.kernels, json; print(json.dumps([cbviz.__file__, list(cbviz.kernels.__path__)]))"
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    code = (
+        "import cbviz, cbviz.kernels, json; print(json.dumps([cbviz.__file__, list(cbviz.kernels.__path__)]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == [str(tmp_path / "cbviz" / "__init__.py"), [str(tmp_path / "cbviz" / "kernels")]]
-    result = subprocess.run([sys.executable, "-c", "from cbviz.cli import main; main()", "--help"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert json.loads(result.stdout) == [
+        str(tmp_path / "cbviz" / "__init__.py"),
+        [str(tmp_path / "cbviz" / "kernels")],
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", "from cbviz.cli import main; main()", "--help"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert result.returncode == 0, result.stderr
     assert "explore" in result.stdout

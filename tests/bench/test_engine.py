@@ -1,4 +1,7 @@
-"""`cbviz bench engine`: everybody makes the same tokens' number from the same weights, in turn. No figure is asserted."""
+"""`cbviz bench engine`: everybody makes the same tokens' number from the same weights, in turn.
+
+No figure is asserted.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,20 @@ def made(kind: str = "llama") -> LoadedModel:
         return torch.randn(*shape, generator=g) * 0.3 + (0 if len(shape) == 2 else 1)
 
     embed = w(120, 32)
-    return LoadedModel("made", "Made", c, Weights(embed, [LayerWeights(w(32), w(64, 32), w(32, 32), w(32), w(96, 32), w(32, 48)) for _ in range(2)], w(32), embed,
-                                                  c.inverse_frequencies()), None, ())
+    return LoadedModel(
+        "made",
+        "Made",
+        c,
+        Weights(
+            embed,
+            [LayerWeights(w(32), w(64, 32), w(32, 32), w(32), w(96, 32), w(32, 48)) for _ in range(2)],
+            w(32),
+            embed,
+            c.inverse_frequencies(),
+        ),
+        None,
+        (),
+    )
 
 
 def test_the_articles_requests() -> None:
@@ -50,7 +65,9 @@ def test_ours_makes_what_is_asked_for(precision: str) -> None:
     assert ours.shares and all(s > 0 for s in ours.shares)
 
 
-def test_an_exported_model_says_the_same_in_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exported_model_says_the_same_in_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transformers = pytest.importorskip("transformers")
     m = made()
     bench.export(m, tmp_path)
@@ -59,8 +76,12 @@ def test_an_exported_model_says_the_same_in_transformers(tmp_path: Path, monkeyp
     assert produced == 12 and seconds > 0 and theirs.name == f"transformers {transformers.__version__}"
     with torch.inference_mode():
         logits = theirs.model(torch.tensor([[5, 6, 7, 8]])).logits[0]
-    s = Session([RequestSpec("a", (5, 6, 7, 8), 1, arrival_step=0, sampling=Sampling(ignore_eos=True))], runner=TorchRunner(m, EngineConfig(precision="exact", num_blocks=8)),
-                precision="exact", num_blocks=8)
+    s = Session(
+        [RequestSpec("a", (5, 6, 7, 8), 1, arrival_step=0, sampling=Sampling(ignore_eos=True))],
+        runner=TorchRunner(m, EngineConfig(precision="exact", num_blocks=8)),
+        precision="exact",
+        num_blocks=8,
+    )
     s.run()
     assert s.request("a").output_token_ids == [int(logits[-1].argmax())]
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path / "cache"))
@@ -103,15 +124,60 @@ def test_who_is_slow_runs_a_load_once_and_the_table_says_so(monkeypatch: pytest.
     load = bench.measure("article", REQUESTS, 2, [Counted("fast", log), slow], 3, log.append)
     assert log.count("fast") == 4 and log.count("other 1") == 3
     assert load.contenders["other 1"].tokens_per_s == [8.0] and load.ratio("fast", "other 1") == [1.5]
-    contenders = {n: {"tokens_per_s": t.tokens_per_s, "median": t.median, "floor_share": None} for n, t in load.contenders.items()}
-    text = bench.table({"model": "m", "threads": 1, "kernels": "", "rounds": 3, "device": {"bandwidth_bytes_s": 1e9}, "decode": [], "quality": {}, "notes": [],
-                        "loads": [{"name": "article", "seats": 2, "requests": 3, "output_tokens": 12, "contenders": contenders, "ratios": {"fast": {"other 1": 1.5}}}]})
+    contenders = {
+        n: {"tokens_per_s": t.tokens_per_s, "median": t.median, "floor_share": None}
+        for n, t in load.contenders.items()
+    }
+    text = bench.table(
+        {
+            "model": "m",
+            "threads": 1,
+            "kernels": "",
+            "rounds": 3,
+            "device": {"bandwidth_bytes_s": 1e9},
+            "decode": [],
+            "quality": {},
+            "notes": [],
+            "loads": [
+                {
+                    "name": "article",
+                    "seats": 2,
+                    "requests": 3,
+                    "output_tokens": 12,
+                    "contenders": contenders,
+                    "ratios": {"fast": {"other 1": 1.5}},
+                }
+            ],
+        }
+    )
     assert "other 1: 1 of 3 rounds, a run takes 2 s" in text and "fast: 1 of" not in text
     long = {n.replace("other", "transformers-continuous"): t for n, t in contenders.items()}
     ratios = {"fast": {"transformers-continuous 1": 1.5}}
-    head, row = bench.table({"model": "m", "threads": 1, "kernels": "", "rounds": 1, "device": {"bandwidth_bytes_s": 1e9}, "decode": [], "quality": {}, "notes": [],
-                             "loads": [{"name": "article", "seats": 2, "requests": 3, "output_tokens": 12, "contenders": long, "ratios": ratios}]}).splitlines()[4:6]
-    assert head.index("/ transformers-continuous") + len("/ transformers-continuous") == row.index("1.50") + 4  # a figure stands below its head
+    head, row = bench.table(
+        {
+            "model": "m",
+            "threads": 1,
+            "kernels": "",
+            "rounds": 1,
+            "device": {"bandwidth_bytes_s": 1e9},
+            "decode": [],
+            "quality": {},
+            "notes": [],
+            "loads": [
+                {
+                    "name": "article",
+                    "seats": 2,
+                    "requests": 3,
+                    "output_tokens": 12,
+                    "contenders": long,
+                    "ratios": ratios,
+                }
+            ],
+        }
+    ).splitlines()[4:6]
+    assert (
+        head.index("/ transformers-continuous") + len("/ transformers-continuous") == row.index("1.50") + 4
+    )  # a figure stands below its head
 
 
 class Failing(Counted):
@@ -123,7 +189,9 @@ class Failing(Counted):
         return super().run(requests, seats)
 
 
-@pytest.mark.parametrize("bad, speeds", [(1, None), (2, None), (3, [12.0])], ids=["at once", "in the first round", "later"])
+@pytest.mark.parametrize(
+    "bad, speeds", [(1, None), (2, None), (3, [12.0])], ids=["at once", "in the first round", "later"]
+)
 def test_a_peer_that_fails_costs_nobody_else_anything(bad: int, speeds: list[float] | None) -> None:
     log: list[str] = []
     lost: dict[str, str] = {}
@@ -144,7 +212,10 @@ def test_a_worker_without_the_engine_says_so() -> None:
 
 def test_a_worker_that_dies_says_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "w.py").write_text("import sys; print('no room', file=sys.stderr); sys.exit(3)")
-    with Worker(sys.executable, str(tmp_path / "w.py")) as w, pytest.raises(PeerError, match="ended with 3: no room"):
+    with (
+        Worker(sys.executable, str(tmp_path / "w.py")) as w,
+        pytest.raises(PeerError, match="ended with 3: no room"),
+    ):
         w.ask("hello")
 
 
@@ -158,7 +229,9 @@ def test_quality_of_the_same_is_perfect_and_of_int8_is_not() -> None:
 
 
 class Llama(Counted):
-    """In place of another Python with llama.cpp: refuses more sequences at once than it was made for, as llama.cpp does."""
+    """In place of another Python with llama.cpp: refuses more sequences at once than it was made for, as
+    llama.cpp does.
+    """
 
     most = 99
 
@@ -181,10 +254,22 @@ def test_the_whole_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     progress: Callable[[int, int, str], None] = lambda *a: told.append(a)  # noqa: E731
     monkeypatch.setattr(bench, "Foreign", Llama)
-    r = bench.run(precisions=("fast",), rounds=1, share=0.02, num_requests=3, with_transformers=False, vllm_python=None, llama_python="python", decode_rounds=1, progress=progress)
+    r = bench.run(
+        precisions=("fast",),
+        rounds=1,
+        share=0.02,
+        num_requests=3,
+        with_transformers=False,
+        vllm_python=None,
+        llama_python="python",
+        decode_rounds=1,
+        progress=progress,
+    )
     assert [x["name"] for x in r["loads"]] == ["article", "alone"] and r["clock"] == "measured"
     assert all(x["contenders"]["fast"]["median"] > 0 for x in r["loads"])
-    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [(n, ["fast", "llama.cpp 0"]) for n in (1, 4, 8, 16)]
+    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [
+        (n, ["fast", "llama.cpp 0"]) for n in (1, 4, 8, 16)
+    ]
     assert all(len(x["contenders"]["fast"]["pass_s"]) == 1 for x in r["decode"])
     assert r["quality"]["fast"]["positions"] > 100
     text = bench.table(r)
@@ -196,8 +281,22 @@ def test_a_bench_outlives_a_peer_that_fails_late(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bench, "Foreign", Llama)
     monkeypatch.setattr(Llama, "most", 4)
     monkeypatch.setattr(bench.decode, "measure", partial(bench.decode.measure, batches=(1, 8), steps=2))
-    r = bench.run(precisions=("int8",), rounds=1, share=0.01, num_requests=2, with_transformers=False, llama_python="python", decode_rounds=1)
-    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [(1, ["int8", "llama.cpp 0"]), (8, ["int8"])]
+    r = bench.run(
+        precisions=("int8",),
+        rounds=1,
+        share=0.01,
+        num_requests=2,
+        with_transformers=False,
+        llama_python="python",
+        decode_rounds=1,
+    )
+    assert [(x["batch"], list(x["contenders"])) for x in r["decode"]] == [
+        (1, ["int8", "llama.cpp 0"]),
+        (8, ["int8"]),
+    ]
     text = bench.table(r)
-    assert "failed, and was asked no more: llama_decode failed" in text and "int8 decode steps over llama.cpp Q4_1, alone" in text
+    assert (
+        "failed, and was asked no more: llama_decode failed" in text
+        and "int8 decode steps over llama.cpp Q4_1, alone" in text
+    )
     assert "int8 decode steps over llama.cpp Q4_1, batch 8" not in text

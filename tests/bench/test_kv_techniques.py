@@ -1,4 +1,6 @@
-"""What codes and sinks cost in words, on models made here: the measures behind `cbviz bench techniques --only kvquant` and `--only sinks`."""
+"""What codes and sinks cost in words, on models made here: the measures behind `cbviz bench techniques --only
+kvquant` and `--only sinks`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def test_quality_of_numbers_and_of_codes() -> None:
     assert [q.bytes_per_token for q in (same, half, eight, four)] == [2 * 2 * 2 * n for n in (64, 32, 18, 12)]
     d = MODEL.decoder(ops.REFERENCE)
     (prompt, rest), every = said[0], torch.arange(42)
-    logits = d.forward(torch.tensor(prompt + rest), every, Batch.build([[0, 1, 2]], [42], [42], 16), MODEL.config.store(3, 16), every).log_softmax(-1)
+    logits = d.forward(
+        torch.tensor(prompt + rest),
+        every,
+        Batch.build([[0, 1, 2]], [42], [42], 16),
+        MODEL.config.store(3, 16),
+        every,
+    ).log_softmax(-1)
     by_hand = sum(float(logits[11 + i, t]) for i, t in enumerate(rest)) / 30
     assert kv_quality(MODEL, "float32", said[:1]).logprob == pytest.approx(by_hand, abs=1e-4)
 
@@ -37,7 +45,11 @@ def test_surprise_goes_piece_by_piece_and_a_window_hides() -> None:
     assert len(full) == 599 and float(full.mean()) > math.log(97) / 2
     short = surprise(MODEL, text[:100])
     torch.testing.assert_close(full[:99], short, atol=1e-4, rtol=1e-4)
-    bare, sunk, all_of_it = surprise(MODEL, text, window=40), surprise(MODEL, text, window=40, sinks=4), surprise(MODEL, text, window=40, sinks=560)
+    bare, sunk, all_of_it = (
+        surprise(MODEL, text, window=40),
+        surprise(MODEL, text, window=40, sinks=4),
+        surprise(MODEL, text, window=40, sinks=560),
+    )
     torch.testing.assert_close(bare[:39], full[:39], atol=1e-4, rtol=1e-4)
     assert (bare[60:] - full[60:]).abs().max() > 1e-3 and (bare[60:] - sunk[60:]).abs().max() > 1e-3
     torch.testing.assert_close(all_of_it, full, atol=1e-4, rtol=1e-4)
@@ -54,5 +66,3 @@ def test_the_techniques_run(name: str) -> None:
         assert first["setting"] == "float16, 128 bytes a token" and first["benefit"]["value"] == 2.0
         pools = [r for r in result["rows"] if r["setting"].startswith("a pool of")]
         assert len(pools) == 2 and all("blocks against" in r["note"] for r in pools)
-
-

@@ -1,4 +1,6 @@
-"""The techniques of mixtures and MLA, done quickly: every check holds, and what is counted says what must come out."""
+"""The techniques of mixtures and MLA, done quickly: every check holds, and what is counted says what must
+come out.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,16 @@ def test_mixture() -> None:
     rows = list(moe.measure(Context(quick=True)))
     assert all(r.check.holds for r in rows), rows
     alone, eight = rows[:2]
-    assert alone.benefit is not None and eight.benefit is not None and alone.cost is not None and eight.cost is not None
-    assert alone.benefit.value == 75 and 0 < eight.benefit.value < 40                      # two of eight; of eight rows' choices little is left over
-    assert eight.cost.value < alone.cost.value / 2                                         # a batch shares what it reads
+    assert (
+        alone.benefit is not None
+        and eight.benefit is not None
+        and alone.cost is not None
+        and eight.cost is not None
+    )
+    assert (
+        alone.benefit.value == 75 and 0 < eight.benefit.value < 40
+    )  # two of eight; of eight rows' choices little is left over
+    assert eight.cost.value < alone.cost.value / 2  # a batch shares what it reads
     grouped = next(r for r in rows if "policy" in r.versus)
     assert grouped.cost is not None and grouped.cost.kind == "counted"
 

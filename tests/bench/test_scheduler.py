@@ -1,4 +1,7 @@
-"""`cbviz bench`: what is measured is a decode step of all requests, and what is said where vLLM is not there. No figure is asserted."""
+"""`cbviz bench`: what is measured is a decode step of all requests, and what is said where vLLM is not there.
+
+No figure is asserted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def test_measure_counts_every_block_but_the_first() -> None:
 def test_every_step_decodes_all_and_one_request_in_sixteen_takes_a_block() -> None:
     ours = bench.OurDecode(decode_config(32, 64, 1024, 16), 64)
     s = ours.scheduler
-    assert sorted(r.num_computed_tokens - s.running[0].num_computed_tokens for r in s.running) == sorted([*range(16), *range(16)])
+    assert sorted(r.num_computed_tokens - s.running[0].num_computed_tokens for r in s.running) == sorted(
+        [*range(16), *range(16)]
+    )
     for _ in range(16):
         before = sum(len(r.block_ids) for r in s.running)
         ours.time(1)

@@ -1,4 +1,6 @@
-"""The frame of `cbviz bench techniques`, with techniques made for the occasion: no figure is asserted but those that are handed in."""
+"""The frame of `cbviz bench techniques`, with techniques made for the occasion: no figure is asserted but
+those that are handed in.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ def measure(ctx):
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Three techniques in place of the real ones: good, broken, and one that cannot be imported."""
-    for name, text in (("good", GOOD), ("broken", BROKEN), ("absent", "import nothing_of_that_name"), ("_helper", "")):
+    for name, text in (
+        ("good", GOOD),
+        ("broken", BROKEN),
+        ("absent", "import nothing_of_that_name"),
+        ("_helper", ""),
+    ):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(bench, "__path__", [str(tmp_path)])
     yield
@@ -57,8 +64,14 @@ def test_one_failure_does_not_lose_the_others() -> None:
     told: list[tuple[int, int, str]] = []
     r = bench.run(model=made(), quick=True, progress=lambda *a: told.append(a))
     assert [x["technique"] for x in r["rows"]] == ["broken", "good", "good"]
-    assert {f["technique"]: f["error"] for f in r["failed"]} == {"absent": "ModuleNotFoundError: No module named 'nothing_of_that_name'", "broken": "ValueError: no room"}
-    assert r["failed"][1]["where"].endswith("broken.py:6") and r["titles"] == {"broken": "Breaks in the middle", "good": "A technique that pays. Second sentence"}
+    assert {f["technique"]: f["error"] for f in r["failed"]} == {
+        "absent": "ModuleNotFoundError: No module named 'nothing_of_that_name'",
+        "broken": "ValueError: no room",
+    }
+    assert r["failed"][1]["where"].endswith("broken.py:6") and r["titles"] == {
+        "broken": "Breaks in the middle",
+        "good": "A technique that pays. Second sentence",
+    }
     assert not r["holds"] and json.loads(json.dumps(r)) == r
     good = r["rows"][1]
     assert good["check"]["holds"] and good["benefit"]["kind"] == "measured" and good["benefit"]["value"] > 0
@@ -67,7 +80,16 @@ def test_one_failure_does_not_lose_the_others() -> None:
         text = bench.table(r, width)
         assert max(map(len, text.splitlines())) <= max(100, min(180, width)), width
         whole = " ".join(text.split())
-        for part in ("DOES NOT HOLD: 7 of 9", "ValueError: no room", "12,345,678", "(counted)", "0.81 x as fast", "(modelled)", "chi-square 3.1", "a note"):
+        for part in (
+            "DOES NOT HOLD: 7 of 9",
+            "ValueError: no room",
+            "12,345,678",
+            "(counted)",
+            "0.81 x as fast",
+            "(modelled)",
+            "chi-square 3.1",
+            "a note",
+        ):
             assert all(word in whole for word in part.split()), part
 
 
@@ -122,7 +144,10 @@ def test_contenders_in_turn_and_ratios_of_the_same_round(monkeypatch: pytest.Mon
 def test_tokens_are_compared_at_their_places() -> None:
     ctx = bench.Context(made(), seed=1, quick=True)
     greedy = [RequestSpec(i, (5, 6, 7), 6, arrival_step=0, sampling=Sampling(ignore_eos=True)) for i in "ab"]
-    warm = [RequestSpec(i, (5, 6, 7), 6, arrival_step=0, sampling=Sampling(ignore_eos=True, temperature=5.0)) for i in "ab"]
+    warm = [
+        RequestSpec(i, (5, 6, 7), 6, arrival_step=0, sampling=Sampling(ignore_eos=True, temperature=5.0))
+        for i in "ab"
+    ]
     sessions = [ctx.session(x, precision="exact", num_blocks=16) for x in (greedy, greedy, warm, greedy[:1])]
     for s in sessions:
         s.run()
@@ -133,9 +158,15 @@ def test_tokens_are_compared_at_their_places() -> None:
         ctx.text("words", 3)
 
 
-@pytest.mark.parametrize(("value", "unit", "text"), [
-    (1.8437, "x as fast", "1.84 x as fast (measured)"), (2.0, "x", "2 x (measured)"), (12345.6, "MB", "12,346 MB (measured)"),
-    (0.0123, "nats", "0.0123 nats (measured)")])
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (1.8437, "x as fast", "1.84 x as fast (measured)"),
+        (2.0, "x", "2 x (measured)"),
+        (12345.6, "MB", "12,346 MB (measured)"),
+        (0.0123, "nats", "0.0123 nats (measured)"),
+    ],
+)
 def test_figures_read_well(value: float, unit: str, text: str) -> None:
     assert str(bench.measured(value, unit)) == text
 
@@ -146,7 +177,9 @@ def test_real_techniques_have_the_frames_shape() -> None:
         assert title and len(title) < 100 and callable(measure), name
 
 
-@pytest.mark.parametrize(("name", "num"), [("contiguous", 3), ("parallel", 2), ("speculative", 3), ("swap", 4)])
+@pytest.mark.parametrize(
+    ("name", "num"), [("contiguous", 3), ("parallel", 2), ("speculative", 3), ("swap", 4)]
+)
 def test_real_techniques_on_a_made_model(name: str, num: int) -> None:
     """Of any vocabulary; what must be equal is equal, and every row has a figure."""
     r = bench.run([name], model=made(), quick=True)
@@ -159,4 +192,6 @@ def test_invariance_on_a_made_model() -> None:
     r = bench.run(["invariance"], model=made(), quick=True)
     assert r["holds"], r
     assert [x["setting"] for x in r["rows"]] == ["3 requests, the compiled pass", "3 requests, plain torch"]
-    assert all(x["check"]["text"].endswith("bit for bit as alone") and x["cost"]["value"] > 0 for x in r["rows"])
+    assert all(
+        x["check"]["text"].endswith("bit for bit as alone") and x["cost"]["value"] > 0 for x in r["rows"]
+    )

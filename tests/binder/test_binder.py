@@ -1,4 +1,6 @@
-"""What repo2docker reads: the environment brings no CUDA, and the scripts are scripts. tests/browser/test_binder.py has the server."""
+"""What repo2docker reads: the environment brings no CUDA, and the scripts are scripts.
+tests/browser/test_binder.py has the server.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def test_environment() -> None:
     python = next(d for d in env["dependencies"] if isinstance(d, str) and d.startswith("python="))
     assert re.fullmatch(r"python=3\.1[0-4]", python)
     # Files that repo2docker would prefer to, or mix with, environment.yml.
-    assert not [f for f in ("Dockerfile", "requirements.txt", "runtime.txt", "Pipfile", "default.nix", "apt.txt") if (BINDER / f).exists()]
+    assert not [
+        f
+        for f in ("Dockerfile", "requirements.txt", "runtime.txt", "Pipfile", "default.nix", "apt.txt")
+        if (BINDER / f).exists()
+    ]
     assert not (ROOT / ".binder").exists()
 
 
@@ -45,8 +51,25 @@ def test_scripts(name: str) -> None:
 
 
 def test_start_hands_over(tmp_path: Path) -> None:
-    """`start` runs what it is given, with its arguments as they are, and puts our folders in front of the user's."""
-    show = "import os, sys, json; print(json.dumps([sys.argv[1:], os.environ['JUPYTER_PATH'], os.environ['JUPYTER_CONFIG_PATH']]))"
+    """`start` runs what it is given, with its arguments as they are, and puts our folders in front of the
+    user's.
+    """
+    show = (
+        "import os, sys, json; print(json.dumps([sys.argv[1:], os.environ['JUPYTER_PATH'], "
+        "os.environ['JUPYTER_CONFIG_PATH']]))"
+    )
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "JUPYTER_PATH": "/mine"}
-    done = subprocess.run([str(BINDER / "start"), sys.executable, "-c", show, "a b", "--x=*"], env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert yaml.safe_load(done.stdout) == [["a b", "--x=*"], f"{ROOT}/cbviz/app/jupyter:/mine", f"{ROOT}/binder/jupyter"]
+    done = subprocess.run(
+        [str(BINDER / "start"), sys.executable, "-c", show, "a b", "--x=*"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert yaml.safe_load(done.stdout) == [
+        ["a b", "--x=*"],
+        f"{ROOT}/cbviz/app/jupyter:/mine",
+        f"{ROOT}/binder/jupyter",
+    ]

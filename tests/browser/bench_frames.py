@@ -1,7 +1,8 @@
-"""Painted frames a second of the explorer under Voilà, with 256 requests and 4,096 blocks played at full speed: `python tests/browser/bench_frames.py`.
+"""Painted frames a second of the explorer under Voilà, with 256 requests and 4,096 blocks played at full
+speed: `python tests/browser/bench_frames.py`.
 
-Prints one JSON line. A frame counts when the timeline or the block map was repainted. Browser, server and kernel share this machine, and
-what else runs on it is reported: figures from a busy machine say little.
+Prints one JSON line. A frame counts when the timeline or the block map was repainted. Browser, server and
+kernel share this machine, and what else runs on it is reported: figures from a busy machine say little.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ cb.explorer(s)
 
 def foreign_cores(mine: set[int], seconds: float) -> float:
     """Cores that processes other than `mine` used during `seconds`."""
+
     def used() -> dict[int, float]:
         out = {}
         for p in psutil.process_iter(["pid", "cpu_times"]):
@@ -63,25 +65,52 @@ def main() -> None:
         port = serve.free_port("127.0.0.1", random.randint(18100, 28000))
         url = f"http://127.0.0.1:{port}/"
         command = serve.explore_command(page_file, "127.0.0.1", port)
-        server = subprocess.Popen(command, env=serve.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        server = subprocess.Popen(
+            command,
+            env=serve.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             assert serve.wait_until_up(url, server)
-            browser = pw.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+            browser = pw.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+            )
             page = browser.new_page(viewport={"width": 1280, "height": 800}, bypass_csp=True)
             page.goto(url)
             page.wait_for_function("globalThis.cbviz && cbviz.state() && cbviz.frames() > 0", timeout=60_000)
             page.select_option(".cb-speed", a.speed)
             page.click(".cb-play")
-            page.wait_for_function(f"cbviz.state().step > {a.requests // 4 + 20}", timeout=60_000)  # all have arrived
-            start = page.evaluate("({ frames: cbviz.frames(), step: cbviz.app.R.step, t: performance.now(), playing: cbviz.app.live.playing })")
+            page.wait_for_function(
+                f"cbviz.state().step > {a.requests // 4 + 20}", timeout=60_000
+            )  # all have arrived
+            start = page.evaluate(
+                "({ frames: cbviz.frames(), step: cbviz.app.R.step, t: performance.now(), playing: "
+                "cbviz.app.live.playing })"
+            )
             me = psutil.Process()
             mine = {os.getpid(), *(p.pid for p in me.children(recursive=True))}
             foreign = foreign_cores(mine, a.seconds)
-            end = page.evaluate("({ frames: cbviz.frames(), step: cbviz.app.R.step, t: performance.now(), playing: cbviz.app.live.playing })")
+            end = page.evaluate(
+                "({ frames: cbviz.frames(), step: cbviz.app.R.step, t: performance.now(), playing: "
+                "cbviz.app.live.playing })"
+            )
             s = (end["t"] - start["t"]) / 1e3
             frames, steps = (round((end[k] - start[k]) / s, 1) for k in ("frames", "step"))
-            print(json.dumps({"requests": a.requests, "blocks": a.blocks, "painted_frames_s": frames, "steps_s": steps,
-                              "seconds": round(s, 2), "still_playing": end["playing"], "foreign_cores": round(foreign, 2)}))
+            print(
+                json.dumps(
+                    {
+                        "requests": a.requests,
+                        "blocks": a.blocks,
+                        "painted_frames_s": frames,
+                        "steps_s": steps,
+                        "seconds": round(s, 2),
+                        "still_playing": end["playing"],
+                        "foreign_cores": round(foreign, 2),
+                    }
+                )
+            )
             browser.close()
         finally:
             server.send_signal(signal.SIGTERM)

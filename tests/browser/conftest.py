@@ -1,4 +1,7 @@
-"""Servers and a real Chromium for the explorer's tests. A cache of its own, with the weights linked in, so that runs lie where a test finds them."""
+"""Servers and a real Chromium for the explorer's tests.
+
+A cache of its own, with the weights linked in, so that runs lie where a test finds them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,15 @@ from cbviz.app import kept, serve
 from cbviz.model import hub
 from cbviz.trace import Cursor, Trace, load
 
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 WAIT_MS = 60_000
 
 
@@ -33,7 +44,9 @@ def browser_type(chromium: str) -> Iterator[Any]:
     """Playwright's handle, with which the system's Chromium is started."""
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync.sync_playwright() as p:
-        yield functools.partial(p.chromium.launch_persistent_context, executable_path=chromium, headless=True, args=ARGS)
+        yield functools.partial(
+            p.chromium.launch_persistent_context, executable_path=chromium, headless=True, args=ARGS
+        )
 
 
 class Address(str):
@@ -43,7 +56,9 @@ class Address(str):
 
 
 def wait_for_function(page: Any, expression: str, *, arg: Any = None, timeout: float = WAIT_MS) -> None:
-    """Waits from outside until the expression holds: a page's policy forbids the `eval` with which Playwright would ask inside it."""
+    """Waits from outside until the expression holds: a page's policy forbids the `eval` with which Playwright
+    would ask inside it.
+    """
     from playwright.sync_api import Error  # not everywhere; the fixture that starts a browser asks first
 
     end = time.monotonic() + timeout / 1000
@@ -60,7 +75,9 @@ def wait_for_function(page: Any, expression: str, *, arg: Any = None, timeout: f
 
 
 class Tab:
-    """A page of its own browser, or with `beside` another tab of that one's, with everything it asked for and complained of."""
+    """A page of its own browser, or with `beside` another tab of that one's, with everything it asked for and
+    complained of.
+    """
 
     def __init__(self, launch: Any, *, beside: Tab | None = None, **context: Any) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -69,14 +86,20 @@ class Tab:
             self.context = beside.context
             self.page = self.context.new_page()
         else:
-            # Playwright's waits evaluate text, which the pages' policy forbids; test_policy.py does without them, under the policy.
-            self.context = launch(self._folder.name, **{"viewport": {"width": 1280, "height": 800}, "bypass_csp": True, **context})
+            # Playwright's waits evaluate text, which the pages' policy forbids; test_policy.py does without
+            # them, under the policy.
+            self.context = launch(
+                self._folder.name,
+                **{"viewport": {"width": 1280, "height": 800}, "bypass_csp": True, **context},
+            )
             self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)
         self.page.wait_for_function = functools.partial(wait_for_function, self.page)
         self.asked: list[str] = []
         self.errors: list[str] = []
-        self.forgiven: tuple[str, ...] = ()  # parts of complaints that are known and none of ours; a test that fills this says why
+        self.forgiven: tuple[
+            str, ...
+        ] = ()  # parts of complaints that are known and none of ours; a test that fills this says why
         self.page.on("request", lambda r: self.asked.append(r.url))
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda e: self.errors.append(str(e)))
@@ -84,11 +107,17 @@ class Tab:
     @property
     def strangers(self) -> list[str]:
         """Requests to any other host."""
-        return [u for u in self.asked if not u.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))]
+        return [
+            u
+            for u in self.asked
+            if not u.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))
+        ]
 
     def ready(self, step: int = 0) -> None:
         """Waits for a picture that stands at `step` or later."""
-        self.page.wait_for_function(f"globalThis.cbviz && cbviz.state() && cbviz.frames() > 0 && cbviz.state().step >= {step}")
+        self.page.wait_for_function(
+            f"globalThis.cbviz && cbviz.state() && cbviz.frames() > 0 && cbviz.state().step >= {step}"
+        )
         self.page.wait_for_selector(".cb-step:not([disabled]):visible")
 
     def state(self) -> dict[str, Any]:
@@ -105,7 +134,9 @@ class Tab:
 
     def notice(self, words: str) -> str:
         """Waits for a notice with these words; returns all notices."""
-        self.page.wait_for_function("words => document.querySelector('.cb-notices')?.textContent.includes(words)", arg=words)
+        self.page.wait_for_function(
+            "words => document.querySelector('.cb-notices')?.textContent.includes(words)", arg=words
+        )
         return str(self.page.inner_text(".cb-notices"))
 
     def close(self) -> None:
@@ -126,7 +157,10 @@ def open_tab(browser_type: Any) -> Iterator[Callable[..., Tab]]:
         return tab
 
     yield make
-    strangers, errors = [u for t in tabs for u in t.strangers], [e for t in tabs for e in t.errors if not any(f in e for f in t.forgiven)]
+    strangers, errors = (
+        [u for t in tabs for u in t.strangers],
+        [e for t in tabs for e in t.errors if not any(f in e for f in t.forgiven)],
+    )
     for t in tabs:
         t.close()
     assert strangers == []
@@ -146,7 +180,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(command: list[str], env: dict[str, str], url: str, log: Path) -> Iterator[int]:
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=log.parent)
+        process = subprocess.Popen(
+            command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=log.parent
+        )
     try:
         assert serve.wait_until_up(url, process), log.read_text("utf-8", "replace")
         yield process.pid
@@ -180,13 +216,22 @@ def a_port() -> int:
 
 @pytest.fixture(scope="session")
 def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    """The address of the explorer under Voilà, as `cbviz explore` serves it, but kernels without a page go after 15 seconds."""
+    """The address of the explorer under Voilà, as `cbviz explore` serves it, but kernels without a page go
+    after 15 seconds.
+    """
     folder, port = tmp_path_factory.mktemp("voila"), a_port()
     notebook = folder / "explorer.ipynb"
     shutil.copyfile(serve.notebooks() / "explorer.ipynb", notebook)
-    command = serve.explore_command(notebook, "127.0.0.1", port, ["--MappingKernelManager.cull_idle_timeout=15", "--MappingKernelManager.cull_interval=1"])
+    command = serve.explore_command(
+        notebook,
+        "127.0.0.1",
+        port,
+        ["--MappingKernelManager.cull_idle_timeout=15", "--MappingKernelManager.cull_interval=1"],
+    )
     url = f"http://127.0.0.1:{port}/"
-    with serving(command, serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim"), url, folder / "log") as pid:
+    with serving(
+        command, serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim"), url, folder / "log"
+    ) as pid:
         address = Address(url)
         address.pid = pid
         yield address
@@ -196,10 +241,25 @@ def voila(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Add
 def lab_server(root: Path, cache: Path, folder: Path) -> Iterator[Address]:
     """A JupyterLab on `root` without a token; its settings and log lie in `folder`. Yields its address."""
     port = a_port()
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--IdentityProvider.token=",
-               f"--ServerApp.root_dir={root}",
-               "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
-    env = serve.environment(CBVIZ_CACHE=str(cache), JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"), JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"))
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--IdentityProvider.token=",
+        f"--ServerApp.root_dir={root}",
+        "--LabApp.expose_app_in_browser=True",
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+    env = serve.environment(
+        CBVIZ_CACHE=str(cache),
+        JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"),
+        JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"),
+    )
     url = Address(f"http://127.0.0.1:{port}/")
     with serving(command, env, url, folder / "log") as url.pid:
         yield url
@@ -207,13 +267,19 @@ def lab_server(root: Path, cache: Path, folder: Path) -> Iterator[Address]:
 
 @pytest.fixture(scope="session")
 def lab(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    """The address of a JupyterLab whose folder holds the explorer's notebook, as `explorer.ipynb` (simulated) and `real.ipynb`."""
+    """The address of a JupyterLab whose folder holds the explorer's notebook, as `explorer.ipynb` (simulated)
+    and `real.ipynb`.
+    """
     folder = tmp_path_factory.mktemp("lab")
     root = folder / "root"
     root.mkdir()
     source = (serve.notebooks() / "explorer.ipynb").read_text("utf-8")
-    (root / "explorer.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='preemption', model='sim')"), "utf-8")
-    (root / "real.ipynb").write_text(source.replace("cb.explorer()", "cb.explorer(scenario='chat', model='smollm2')"), "utf-8")
+    (root / "explorer.ipynb").write_text(
+        source.replace("cb.explorer()", "cb.explorer(scenario='preemption', model='sim')"), "utf-8"
+    )
+    (root / "real.ipynb").write_text(
+        source.replace("cb.explorer()", "cb.explorer(scenario='chat', model='smollm2')"), "utf-8"
+    )
     with lab_server(root, cache, folder) as url:
         yield url
 
@@ -238,8 +304,16 @@ def saved_file(cache: Path, run: str) -> Path:
 def assert_drawn(drawn: dict[str, Any], trace: Trace) -> None:
     """What the page has decoded and drawn equals the state of the session's own trace at the same moment."""
     s = trace.state(Cursor(drawn["step"], drawn["event"]))
-    assert drawn["requests"] == {r.request_id: {"state": r.state, "num_computed_tokens": max(0, r.num_computed_tokens), "output_tokens": len(r.output_token_ids),
-                                                "blocks": r.block_ids, "num_preemptions": r.num_preemptions} for r in s.by_index}
+    assert drawn["requests"] == {
+        r.request_id: {
+            "state": r.state,
+            "num_computed_tokens": max(0, r.num_computed_tokens),
+            "output_tokens": len(r.output_token_ids),
+            "blocks": r.block_ids,
+            "num_preemptions": r.num_preemptions,
+        }
+        for r in s.by_index
+    }
     blocks = range(s.num_blocks)
     assert drawn["owners"] == [s.by_index[s.owner(b)].request_id if s.ref_count(b) else None for b in blocks]
     assert drawn["refs"] == [s.ref_count(b) for b in blocks]

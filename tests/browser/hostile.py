@@ -1,4 +1,6 @@
-"""Texts that a page must show as they are: markup, ends of scripts, line separators, marks that turn the reading direction, words without an end."""
+"""Texts that a page must show as they are: markup, ends of scripts, line separators, marks that turn the
+reading direction, words without an end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ def assert_harmless(page: Any) -> None:
     """Nothing of a text ran, nothing became an element, and nothing is wider than the window."""
     assert page.evaluate("globalThis.owned") is None
     assert page.evaluate("globalThis.broken") == []
-    assert page.evaluate("document.querySelectorAll('.cb-root img, .cb-root b b, .cb-root a[href^=javascript], .cb-root script').length") == 0
+    assert (
+        page.evaluate(
+            "document.querySelectorAll('.cb-root img, .cb-root b b, .cb-root a[href^=javascript], .cb-root "
+            "script').length"
+        )
+        == 0
+    )
     wide = page.evaluate("""[...document.querySelectorAll('.cb-root *')].filter((e) => {
       const r = e.getBoundingClientRect();
       const clipped = e.closest('.cb-sr, .cb-body, .cb-subtitle, .cb-what, .cb-legend, .cb-chip, .cb-phead, .cb-status, svg');
@@ -39,5 +47,8 @@ def assert_harmless(page: Any) -> None:
     }).map((e) => e.className + ' ' + e.textContent.slice(0, 40))""")
     assert wide == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    too_wide = page.evaluate("[...document.querySelectorAll('.cb-body')].filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.parentNode.className)")
+    too_wide = page.evaluate(
+        "[...document.querySelectorAll('.cb-body')].filter((e) => e.scrollWidth > e.clientWidth + "
+        "1).map((e) => e.parentNode.className)"
+    )
     assert too_wide == []

@@ -1,4 +1,6 @@
-"""Everything by keyboard with a focus that is seen, names for every control and canvas, contrast of 4.5, and no motion for those who want none."""
+"""Everything by keyboard with a focus that is seen, names for every control and canvas, contrast of 4.5, and
+no motion for those who want none.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,20 @@ import pytest
 
 from tests.browser.conftest import Address, Tab
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 
 NAMELESS = """() => [...document.querySelectorAll('.cb-root :is(button, input, select, textarea, canvas, [role=img], [role=application], dialog)')]
   .filter((e) => e.getAttribute('aria-hidden') !== 'true' && e.checkVisibility()
   && !(e.getAttribute('aria-label') || (e.labels && e.labels.length && e.labels[0].textContent.trim()) || e.textContent.trim())).map((e) => e.outerHTML.slice(0, 120))"""
 
-# Text on what is painted behind it: the nearest ancestors' backgrounds, blended. Disabled controls are exempt, as in WCAG 1.4.3; so is what is drawn over pictures.
+# Text on what is painted behind it: the nearest ancestors' backgrounds, blended. Disabled controls are
+# exempt, as in WCAG 1.4.3; so is what is drawn over pictures.
 PALE = """() => {
   const parse = (c) => { const m = /rgba?\\(([\\d.]+), ([\\d.]+), ([\\d.]+)(?:, ([\\d.]+))?\\)/.exec(c); return m ? [+m[1], +m[2], +m[3], m[4] === undefined ? 1 : +m[4]] : null; };
   const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
@@ -77,12 +85,24 @@ def test_names_contrast_and_alternatives(voila: Address, open_tab: Open, scheme:
         assert pale == [], what
     page.keyboard.press("Escape")
     # The canvases say in words what they show.
-    page.wait_for_function("document.querySelector('.cb-timeline canvas[role=img]').getAttribute('aria-label').includes('requests, ')")
-    page.wait_for_function("document.querySelector('.cb-blocks canvas[role=img]').getAttribute('aria-label').includes('in use')")
-    page.wait_for_function("document.querySelector('.cb-batchbar').getAttribute('aria-label').includes('Batch of step 12: ')")
+    page.wait_for_function(
+        "document.querySelector('.cb-timeline "
+        "canvas[role=img]').getAttribute('aria-label').includes('requests, ')"
+    )
+    page.wait_for_function(
+        "document.querySelector('.cb-blocks canvas[role=img]').getAttribute('aria-label').includes('in use')"
+    )
+    page.wait_for_function(
+        "document.querySelector('.cb-batchbar').getAttribute('aria-label').includes('Batch of step 12: ')"
+    )
     # A picked request, a kind of token, a state: never by colour alone.
     assert page.get_attribute(".cb-texts .cb-chip", "aria-pressed") == "true"
-    assert all(page.evaluate("[...document.querySelectorAll('.cb-batchrow')].map((e) => /prefill|decode|recompute/.test(e.textContent))"))
+    assert all(
+        page.evaluate(
+            "[...document.querySelectorAll('.cb-batchrow')].map((e) => "
+            "/prefill|decode|recompute/.test(e.textContent))"
+        )
+    )
     assert all(page.evaluate("[...document.querySelectorAll('.cb-key')].map((e) => !!e.textContent.trim())"))
 
 
@@ -103,10 +123,31 @@ def test_all_by_keyboard_with_a_focus_that_is_seen(voila: Address, open_tab: Ope
     assert [m["name"] for m in met if not m["marked"]] == []
     assert [m["name"] for m in met if not m["size"]] == []
     panels = " ".join(m["panel"] for m in met)
-    assert [p for p in ("controls", "promptbox", "timeline", "blocks", "batch", "util", "tokens", "why", "queue", "table", "metrics") if f"cb-{p} " not in panels + " "] == []
+    assert [
+        p
+        for p in (
+            "controls",
+            "promptbox",
+            "timeline",
+            "blocks",
+            "batch",
+            "util",
+            "tokens",
+            "why",
+            "queue",
+            "table",
+            "metrics",
+        )
+        if f"cb-{p} " not in panels + " "
+    ] == []
     # Every control of the transport and of the setup was met.
-    controls = "[...document.querySelectorAll('.cb-transport :is(button, input, select), .cb-controls :is(input, select, button)')]"
-    wanted = page.evaluate(f"{controls}.filter((e) => !e.disabled && e.checkVisibility()).map((e) => e.className + '#' + e.id)")
+    controls = (
+        "[...document.querySelectorAll('.cb-transport :is(button, input, select), .cb-controls :is(input, "
+        "select, button)')]"
+    )
+    wanted = page.evaluate(
+        f"{controls}.filter((e) => !e.disabled && e.checkVisibility()).map((e) => e.className + '#' + e.id)"
+    )
     assert sorted(set(wanted) - {m["name"] for m in met}) == []
 
 
@@ -114,7 +155,10 @@ def test_no_motion_for_those_who_want_none(voila: Address, open_tab: Open) -> No
     tab = open_tab(f"{voila}?scenario=chat", reduced_motion="reduce")
     tab.ready()
     moving = "[...document.querySelectorAll('.cb-root *')].map((e) => getComputedStyle(e))"
-    moving += ".filter((s) => s.transitionDuration.split(',').some((d) => parseFloat(d) > 0) || s.animationName !== 'none').length"
+    moving += (
+        ".filter((s) => s.transitionDuration.split(',').some((d) => parseFloat(d) > 0) || s.animationName "
+        "!== 'none').length"
+    )
     assert tab.page.evaluate(moving) == 0
     tab.page.emulate_media(reduced_motion="no-preference")
     assert tab.page.evaluate(moving) > 0  # the test sees motion where there is some

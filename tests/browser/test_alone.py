@@ -1,4 +1,6 @@
-"""The view "Alone?" in the browser, with the real model: one press, and a request's numbers among others stand against those it has alone."""
+"""The view "Alone?" in the browser, with the real model: one press, and a request's numbers among others
+stand against those it has alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def test_a_request_alone_and_among_others(voila: Address, open_tab: Callable[...
     page.click(".cb-alone-open:visible")
     page.wait_for_selector("dialog.cb-alone[open]")
     said = page.inner_text("dialog.cb-alone")
-    assert f"{rid} among others and alone" in said and "units in the last place" in said and "Operators:" in said
+    assert (
+        f"{rid} among others and alone" in said and "units in the last place" in said and "Operators:" in said
+    )
     assert (f"{rid} alone is bit for bit {rid} among others" in said) == ("they promise that nothing" in said)
     box = page.locator(".cb-alonemap").bounding_box()
     assert box is not None and box["width"] > 300 and box["height"] > 60

@@ -1,4 +1,6 @@
-"""A beam search in the explorer: its words stand there while it goes on, marked as not final, and its outcome when it has ended."""
+"""A beam search in the explorer: its words stand there while it goes on, marked as not final, and its outcome
+when it has ended.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,18 @@ def test_words_of_beams(voila: str, cache: Path, open_tab: Callable[..., Any]) -
     assert page.input_value(".cb-answers") == "4"  # a beam alone is no search
     page.fill(".cb-maxtokens", "6")
     page.click(".cb-add")
-    page.wait_for_function("document.querySelector('.cb-promptbox').textContent.includes('joins the next step')")
+    page.wait_for_function(
+        "document.querySelector('.cb-promptbox').textContent.includes('joins the next step')"
+    )
     tab.step(3)
 
     def rows() -> list[tuple[str, str, str]]:
         return [(i, words, note) for i, words, note in page.eval_on_selector_all(".cb-textrow", ROWS)]
 
-    page.wait_for_function("document.querySelectorAll('.cb-textrow').length === 4 && document.querySelector('.cb-texts').textContent.includes('not final')")
+    page.wait_for_function(
+        "document.querySelectorAll('.cb-textrow').length === 4 && "
+        "document.querySelector('.cb-texts').textContent.includes('not final')"
+    )
     trace = newest_run(cache)
     early = rows()
     assert {i: words for i, words, _ in early} == told(trace, 3)

@@ -16,17 +16,41 @@ from tests.browser.conftest import Tab, a_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 BINDER = ROOT / "binder"
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
 
 
 def test_behind_a_base_url_and_a_token(open_tab: Callable[..., Tab], cache: Path, tmp_path: Path) -> None:
-    """As on Binder: JupyterLab under the user's path, with a token, and our page through Voilà's extension; light, because memory is short."""
+    """As on Binder: JupyterLab under the user's path, with a token, and our page through Voilà's extension;
+    light, because memory is short.
+    """
     port = a_port()
     base = f"http://127.0.0.1:{port}/user/abc/"
-    command: list[Any] = [BINDER / "start", sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}",
-                          f"--ServerApp.root_dir={ROOT}", "--ServerApp.base_url=/user/abc/", "--IdentityProvider.token=tok"]
-    env = {**os.environ, "CBVIZ_CACHE": str(cache), "MEM_LIMIT": str(500_000_000), "HOME": str(tmp_path), "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings"),
-           "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces")}
+    command: list[Any] = [
+        BINDER / "start",
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        f"--ServerApp.root_dir={ROOT}",
+        "--ServerApp.base_url=/user/abc/",
+        "--IdentityProvider.token=tok",
+    ]
+    env = {
+        **os.environ,
+        "CBVIZ_CACHE": str(cache),
+        "MEM_LIMIT": str(500_000_000),
+        "HOME": str(tmp_path),
+        "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces"),
+    }
     env.pop("CBVIZ_MODEL", None)
     with serving([str(c) for c in command], env, base, tmp_path / "log"):
         page = f"{base}voila/render/notebooks/explorer.ipynb"

@@ -1,4 +1,6 @@
-"""Five students on one server, each with the real model: nobody's steps move anybody else's run, and what each costs in memory."""
+"""Five students on one server, each with the real model: nobody's steps move anybody else's run, and what
+each costs in memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from cbviz.app import serve
 from cbviz.trace import load
 from tests.browser.conftest import Address, Tab, a_port, assert_drawn, kernels, run_of, saved_file, serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(480), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.model,
+    pytest.mark.timeout(480),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 SEEDS = (1, 2, 3, 4, 1)
 """The first and the last student open the same link."""
@@ -37,7 +45,9 @@ def server(cache: Path, tmp_path: Path) -> Iterator[Address]:
 
 
 def settled(tab: Tab, run: Path) -> int:
-    """The step at which a paused page stands once the step that was under way is done and drawn: the last one of its run, twice in a row."""
+    """The step at which a paused page stands once the step that was under way is done and drawn: the last one
+    of its run, twice in a row.
+    """
     last, end = -1, time.monotonic() + 120
     while time.monotonic() < end:
         drawn, kept = tab.state()["step"], len(load(run))
@@ -48,7 +58,9 @@ def settled(tab: Tab, run: Path) -> int:
     raise AssertionError(f"paused, the page stands at step {drawn}, its run has {kept}")
 
 
-def test_five_step_the_real_model(server: Address, cache: Path, open_tab: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_five_step_the_real_model(
+    server: Address, cache: Path, open_tab: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     tabs = []
     for seed in SEEDS:
         tab = open_tab(f"{server}?scenario=chat&model=smollm2&seed={seed}")
@@ -90,11 +102,18 @@ def test_five_step_the_real_model(server: Address, cache: Path, open_tab: Open, 
     students = list(kernels(server))
     assert len(students) == len(SEEDS)
     memory = [p.memory_full_info() for p in students]
-    told = {"pss_mb": [round(m.pss / MB) for m in memory], "uss_mb": [round(m.uss / MB) for m in memory], "rss_mb": [round(m.rss / MB) for m in memory],
-            "server_uss_mb": round(psutil.Process(server.pid).memory_full_info().uss / MB), "steps": ends}
+    told = {
+        "pss_mb": [round(m.pss / MB) for m in memory],
+        "uss_mb": [round(m.uss / MB) for m in memory],
+        "rss_mb": [round(m.rss / MB) for m in memory],
+        "server_uss_mb": round(psutil.Process(server.pid).memory_full_info().uss / MB),
+        "steps": ends,
+    }
     with capsys.disabled():
         print(f"\nmemory of {len(students)} kernels with the real model: {json.dumps(told)}")
     shared = [m.rss - m.uss for m in memory]
     assert min(shared) > 200 * MB  # the weights' pages are common to all,
     assert max(m.pss - m.uss for m in memory) < min(shared) / 3  # each pays for a share of them,
-    assert max(m.uss for m in memory) < 500 * MB  # and less for itself than a copy of them would take (one kernel alone has 672)
+    assert (
+        max(m.uss for m in memory) < 500 * MB
+    )  # and less for itself than a copy of them would take (one kernel alone has 672)

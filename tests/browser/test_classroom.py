@@ -1,4 +1,6 @@
-"""A class: several browsers on one server, links that open a lesson, the projector's layout, and code only where the server allows it."""
+"""A class: several browsers on one server, links that open a lesson, the projector's layout, and code only
+where the server allows it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,25 @@ from cbviz.app import serve
 from cbviz.trace import load
 from tests.browser.conftest import Address, Tab, a_port, assert_drawn, run_of, saved_file, serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
-LINKS = ("scenario=chat&seed=1", "scenario=chat&seed=2", "scenario=preemption&num_blocks=40&discipline=vllm", "scenario=burst&max_num_seqs=3")
+LINKS = (
+    "scenario=chat&seed=1",
+    "scenario=chat&seed=2",
+    "scenario=preemption&num_blocks=40&discipline=vllm",
+    "scenario=burst&max_num_seqs=3",
+)
 
 
 def test_students_do_not_see_each_other(classroom: str, cache: Path, open_tab: Open) -> None:
-    """Four browsers at once, each with its own link: runs of their own under names nobody guesses, stepped independently, settings as the links say."""
+    """Four browsers at once, each with its own link: runs of their own under names nobody guesses, stepped
+    independently, settings as the links say.
+    """
     tabs = [open_tab(f"{classroom}?{link}") for link in LINKS]
     for i, tab in enumerate(tabs):
         tab.ready()
@@ -38,7 +52,9 @@ def test_students_do_not_see_each_other(classroom: str, cache: Path, open_tab: O
     assert [c["seed"] for c in configs] == [1, 2, 0, 0]
     assert (configs[2]["num_blocks"], configs[2]["discipline"], configs[3]["max_num_seqs"]) == (40, "vllm", 3)
     assert "sjf" not in "".join(t.page.inner_text(".cb-what") for t in tabs if t is not tabs[2])
-    assert traces[0].records[0].arrivals[0].prompt != traces[1].records[0].arrivals[0].prompt  # another seed, other questions
+    assert (
+        traces[0].records[0].arrivals[0].prompt != traces[1].records[0].arrivals[0].prompt
+    )  # another seed, other questions
 
 
 def test_presenter_and_back_to_the_links_start(voila: Address, open_tab: Open) -> None:
@@ -63,7 +79,10 @@ def test_presenter_and_back_to_the_links_start(voila: Address, open_tab: Open) -
     assert "layout=presenter" in page.url
     # A click on the large picture still means the cell under the pointer.
     tab.step(4)
-    at = "const f = cbviz.app.tv.f, g = f.geom(), r = f.gd.getBoundingClientRect(); return [r.left + g.l + (3 - g.x0) * g.sx, r.top + g.t + (1 - g.y0) * g.sy];"
+    at = (
+        "const f = cbviz.app.tv.f, g = f.geom(), r = f.gd.getBoundingClientRect(); return [r.left + g.l + "
+        "(3 - g.x0) * g.sx, r.top + g.t + (1 - g.y0) * g.sy];"
+    )
     box = page.evaluate(f"(() => {{ {at} }})()")
     page.mouse.click(*box)
     tab.at(3)
@@ -91,12 +110,19 @@ def test_presenter_and_back_to_the_links_start(voila: Address, open_tab: Open) -
 
 @contextmanager
 def explorer_server(cache: Path, tmp_path_factory: pytest.TempPathFactory, **env: str) -> Iterator[str]:
-    """As `cbviz explore` serves it; with its own time after which a kernel without a page ends, since here four pages load at once."""
+    """As `cbviz explore` serves it; with its own time after which a kernel without a page ends, since here
+    four pages load at once.
+    """
     folder, port = tmp_path_factory.mktemp("voila"), a_port()
     notebook = folder / "explorer.ipynb"
     shutil.copyfile(serve.notebooks() / "explorer.ipynb", notebook)
     url = f"http://127.0.0.1:{port}/"
-    with serving(serve.explore_command(notebook, "127.0.0.1", port), serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim", **env), url, folder / "log"):
+    with serving(
+        serve.explore_command(notebook, "127.0.0.1", port),
+        serve.environment(CBVIZ_CACHE=str(cache), CBVIZ_MODEL="sim", **env),
+        url,
+        folder / "log",
+    ):
         yield url
 
 

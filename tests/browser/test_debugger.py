@@ -1,4 +1,6 @@
-"""The debugger in a real browser: fork, rewind and undo, breakpoints, comparison, events, accounts, questions. Each is read back out of the page."""
+"""The debugger in a real browser: fork, rewind and undo, breakpoints, comparison, events, accounts,
+questions. Each is read back out of the page.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from cbviz.trace.explain import explain_event
 from tests.browser.conftest import Tab, assert_drawn, run_of, saved_file
 from tests.browser.test_voila import own_run
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 
 
@@ -24,11 +31,15 @@ def fork(tab: Tab, name: str, **changes: str) -> None:
     page.wait_for_selector(".cb-fork-policy")
     for field, value in changes.items():
         control = page.locator(f".cb-fork-{field}")
-        control.select_option(value) if control.evaluate("e => e.tagName") == "SELECT" else control.fill(value)
+        control.select_option(value) if control.evaluate("e => e.tagName") == "SELECT" else control.fill(
+            value
+        )
     if name:
         page.fill(".cb-fork-name", name)
     page.click(".cb-fork-create")
-    page.wait_for_function("n => cbviz.state().branch === n", arg=name or ", ".join(f"{k}={v}" for k, v in changes.items()))
+    page.wait_for_function(
+        "n => cbviz.state().branch === n", arg=name or ", ".join(f"{k}={v}" for k, v in changes.items())
+    )
     page.wait_for_selector(".cb-forkpop", state="hidden")
 
 
@@ -38,7 +49,9 @@ def finish_all(tab: Tab) -> None:
     while page.locator(".cb-finish").count():
         n = page.locator(".cb-finish").count()
         page.locator(".cb-finish").first.click()
-        page.wait_for_function("n => !cbviz.app.live.loading && document.querySelectorAll('.cb-finish').length < n", arg=n)
+        page.wait_for_function(
+            "n => !cbviz.app.live.loading && document.querySelectorAll('.cb-finish').length < n", arg=n
+        )
 
 
 def show(tab: Tab, name: str) -> None:
@@ -70,7 +83,9 @@ def test_fork_compare_rewind_and_undo(voila: str, cache: Path, open_tab: Open) -
     fork(tab, "", policy="sjf")
     assert tab.state()["step"] == 12
     tab.step(14)
-    page.wait_for_function("path => !location.href.includes(path)", arg=parent.stem)  # the address follows the branch
+    page.wait_for_function(
+        "path => !location.href.includes(path)", arg=parent.stem
+    )  # the address follows the branch
     assert len(load(parent)) == 12
     page.keyboard.press("Shift+C")
     page.wait_for_selector(".cb-lane")
@@ -149,7 +164,9 @@ def test_breakpoints_watches_and_why(voila: str, cache: Path, open_tab: Open, mo
     page.wait_for_selector("[data-break='KV above 50 %']")
     page.locator("[data-break='KV above 50 %'] input").uncheck()
     page.click(".cb-run-on")
-    page.wait_for_function("cbviz.app.stop && !cbviz.state().playing && cbviz.state().step === cbviz.app.stop.step")
+    page.wait_for_function(
+        "cbviz.app.stop && !cbviz.state().playing && cbviz.state().step === cbviz.app.stop.step"
+    )
     first = tab.state()["step"]
     trace = own_run(tab, cache)
     assert len(trace) == first
@@ -159,7 +176,10 @@ def test_breakpoints_watches_and_why(voila: str, cache: Path, open_tab: Open, mo
     assert f"step {first}" in page.inner_text(".cb-status")
     assert "stopped: preempted" in page.inner_text(".cb-status")
     state = trace.state()
-    page.wait_for_function("n => document.querySelector('.cb-watched').textContent.includes(n)", arg=str(len(state.waiting) + len(state.running)))
+    page.wait_for_function(
+        "n => document.querySelector('.cb-watched').textContent.includes(n)",
+        arg=str(len(state.waiting) + len(state.running)),
+    )
     # A waiting request and a block are asked about; the answer follows the cursor.
     rid = state.waiting[0]
     page.click(f".cb-queue [data-request='{rid}']")
@@ -179,7 +199,10 @@ def test_breakpoints_watches_and_why(voila: str, cache: Path, open_tab: Open, mo
     for k in (len(record.events) - 1, len(record.events) - 2):
         page.click(".cb-event-back")
         page.wait_for_function(f"cbviz.state().event === {k}")
-        page.wait_for_function("t => document.querySelector('.cb-moment').textContent === t", arg=f"Event {k} of {len(record.events)}: {explain_event(trace, record, k - 1)}")
+        page.wait_for_function(
+            "t => document.querySelector('.cb-moment').textContent === t",
+            arg=f"Event {k} of {len(record.events)}: {explain_event(trace, record, k - 1)}",
+        )
         assert_drawn(tab.state(), trace)
     page.click(".cb-event-on")
     page.keyboard.press(".")
@@ -213,7 +236,10 @@ def test_accounts_are_drawn_to_the_last_token(voila: str, cache: Path, open_tab:
     trace = own_run(tab, cache)
 
     def shown(name: str) -> dict[str, int]:
-        pairs = page.evaluate(f"[...document.querySelectorAll(\"[data-account='{name}'] [data-part]\")].map(e => [e.dataset.part, e.querySelector('b').textContent])")
+        pairs = page.evaluate(
+            f"[...document.querySelectorAll(\"[data-account='{name}'] [data-part]\")].map(e => "
+            "[e.dataset.part, e.querySelector('b').textContent])"
+        )
         return {k: int(v.replace(",", "")) for k, v in pairs}
 
     for step in (10, 4):
@@ -221,8 +247,13 @@ def test_accounts_are_drawn_to_the_last_token(voila: str, cache: Path, open_tab:
         tab.at(step)
         page.wait_for_function(f"cbviz.app.account.step === {step} && cbviz.app.account.run")
         r = trace.record(step)
-        assert shown("tokens") == {p: getattr(r.tokens, p) for p in ("total", "useful", "recomputed", "padded", "rejected")}
-        assert shown("slots") == {p: getattr(r.slots, p) for p in ("total", "used", "partly_empty", "reserved", "cached", "free", "fragmented")}
+        assert shown("tokens") == {
+            p: getattr(r.tokens, p) for p in ("total", "useful", "recomputed", "padded", "rejected")
+        }
+        assert shown("slots") == {
+            p: getattr(r.slots, p)
+            for p in ("total", "used", "partly_empty", "reserved", "cached", "free", "fragmented")
+        }
         assert shown("run-tokens")["total"] == sum(x.tokens.total for x in trace.records[:step])
     assert page.locator("[data-scheme]").count() >= 3
     page.click(".cb-util .cb-max")
@@ -278,7 +309,9 @@ def test_everything_new_is_reached_by_keyboard_and_named(voila: str, open_tab: O
 
 
 @pytest.mark.model
-def test_a_fork_of_the_real_model_that_changes_nothing_is_equal(voila: str, cache: Path, open_tab: Open) -> None:
+def test_a_fork_of_the_real_model_that_changes_nothing_is_equal(
+    voila: str, cache: Path, open_tab: Open
+) -> None:
     tab = open_tab(f"{voila}?scenario=burst&model=smollm2")
     tab.ready()
     page = tab.page

@@ -1,4 +1,6 @@
-"""The mixture that ships, in the explorer: its experts are a tab that a dense run does not have, and the tab shows what the trace holds."""
+"""The mixture that ships, in the explorer: its experts are a tab that a dense run does not have, and the tab
+shows what the trace holds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.browser.conftest import newest_run
 
 pytestmark = pytest.mark.browser
 ROWS = ".cb-expertrow:not(.cb-expertnames)"
-CELLS = "r => [...r.querySelectorAll('.cb-expertcells span')].map(s => Number(s.textContent.replace(/,/g, '')))"
+CELLS = (
+    "r => [...r.querySelectorAll('.cb-expertcells span')].map(s => Number(s.textContent.replace(/,/g, '')))"
+)
 
 
 def test_experts_of_a_mixture(voila: str, cache: Path, open_tab: Callable[..., Any]) -> None:
@@ -31,8 +35,14 @@ def test_experts_of_a_mixture(voila: str, cache: Path, open_tab: Callable[..., A
     assert "of 32 touched" in page.inner_text(".cb-experts .cb-sub")
     assert "Its tokens took" in page.inner_text(".cb-why")
     page.click(".cb-experts .cb-chip:nth-child(2)")
-    total = [[sum((r.expert_load or [[0] * 8] * 4)[i][e] for r in list(trace)[:4]) for e in range(8)] for i in range(4)]
-    page.wait_for_function(f"want => JSON.stringify([...document.querySelectorAll('{ROWS}')].map({CELLS})) === want", arg=str(total).replace(" ", ""))
+    total = [
+        [sum((r.expert_load or [[0] * 8] * 4)[i][e] for r in list(trace)[:4]) for e in range(8)]
+        for i in range(4)
+    ]
+    page.wait_for_function(
+        f"want => JSON.stringify([...document.querySelectorAll('{ROWS}')].map({CELLS})) === want",
+        arg=str(total).replace(" ", ""),
+    )
     if folder := os.environ.get("CBVIZ_SHOTS"):
         page.screenshot(path=f"{folder}/experts.png")
     page.keyboard.press("Shift+X")

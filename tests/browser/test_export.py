@@ -16,7 +16,12 @@ from cbviz.trace import Cursor, Trace
 from cbviz.trace.explain import explain_event
 from tests.browser.conftest import Tab, assert_drawn
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 WAIT_S = 60.0
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
@@ -66,7 +71,9 @@ def at(tab: Tab, step: int) -> None:
 
 
 def why(tab: Tab) -> list[str]:
-    return tab.page.evaluate("[...document.querySelectorAll('.cb-why .cb-sentences > li')].map(e => e.textContent)")
+    return tab.page.evaluate(
+        "[...document.querySelectorAll('.cb-why .cb-sentences > li')].map(e => e.textContent)"
+    )
 
 
 def assert_shown(tab: Tab, trace: Trace) -> None:
@@ -94,7 +101,9 @@ def test_scrubbed_from_a_file(offline: Open, trace: Trace) -> None:
     shown = page.evaluate("cbviz.app.metrics.values")
     assert shown == {k: v for k, v in cb.metrics(trace).items() if isinstance(v, (int, float))}
     assert page.locator(".cb-metrics [data-metric]").count() > 8
-    assert page.evaluate("cbviz.text('r1')") == "".join(f" {t}" for t in trace.state().requests["r1"].output_token_ids)
+    assert page.evaluate("cbviz.text('r1')") == "".join(
+        f" {t}" for t in trace.state().requests["r1"].output_token_ids
+    )
 
 
 def test_keys_and_play(offline: Open, trace: Trace) -> None:
@@ -156,7 +165,16 @@ def test_words_are_words_and_controls_of_an_engine_are_gone(offline: Open, trace
     assert page.evaluate("document.querySelectorAll('img, .cb-root b b, .cb-texts b').length") == 0
     page.click(".cb-accounts")
     page.wait_for_selector(".cb-account [data-account='run-tokens']")
-    for gone in (".cb-controls", ".cb-promptbox", ".cb-abort", ".cb-save", ".cb-fork", ".cb-break", ".cb-rewind", ".cb-compare-open"):
+    for gone in (
+        ".cb-controls",
+        ".cb-promptbox",
+        ".cb-abort",
+        ".cb-save",
+        ".cb-fork",
+        ".cb-break",
+        ".cb-rewind",
+        ".cb-compare-open",
+    ):
         assert not page.locator(gone).first.is_visible(), gone
     about = page.inner_text(".cb-foot")
     assert re.search(r"steps, recorded by cbviz, 20\d\d-", about)
@@ -164,7 +182,10 @@ def test_words_are_words_and_controls_of_an_engine_are_gone(offline: Open, trace
     page.click(".cb-foot summary")
     assert "max_num_batched_tokens" in page.inner_text(".cb-foot-more")
     assert tab.errors == []
-    own = "new Promise(done => setTimeout(() => { try { new Function('return 1')(); done('allowed'); } catch (e) { done(e.name); } }, 0))"
+    own = (
+        "new Promise(done => setTimeout(() => { try { new Function('return 1')(); done('allowed'); } catch "
+        "(e) { done(e.name); } }, 0))"
+    )
     assert page.evaluate(own) == "EvalError"  # the page's own policy holds
     assert all("Content Security Policy" in e for e in tab.errors)
     tab.errors.clear()

@@ -1,4 +1,6 @@
-"""Hostile texts in every field of a run, in the exported page: shown as they are, under the page's own policy."""
+"""Hostile texts in every field of a run, in the exported page: shown as they are, under the page's own
+policy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from cbviz.trace import Trace, load
 from tests.browser.conftest import Tab
 from tests.browser.hostile import TEXTS, WATCH, assert_harmless
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 WAIT_S = 60.0
 
@@ -30,8 +37,16 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     loaded = load(s.trace.save(tmp_path_factory.mktemp("hostile") / "run.jsonl"))
     every = " ".join(TEXTS.values())
     header = loaded.header
-    loaded.header = msgspec.structs.replace(header, workload=TEXTS["script"], model=TEXTS["markup"], device=TEXTS["turned"], producer=TEXTS["link"], notes=(every,),
-                                        config={**header.config, "policy": TEXTS["markup"], "discipline": TEXTS["word"]}, missing={**header.missing, "texts": every})
+    loaded.header = msgspec.structs.replace(
+        header,
+        workload=TEXTS["script"],
+        model=TEXTS["markup"],
+        device=TEXTS["turned"],
+        producer=TEXTS["link"],
+        notes=(every,),
+        config={**header.config, "policy": TEXTS["markup"], "discipline": TEXTS["word"]},
+        missing={**header.missing, "texts": every},
+    )
     return loaded
 
 
@@ -43,7 +58,9 @@ def until(tab: Tab, expression: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["ltr", "rtl"])
-def test_an_exported_page_shows_hostile_texts_as_they_are(open_tab: Open, trace: Trace, tmp_path: Path, direction: str) -> None:
+def test_an_exported_page_shows_hostile_texts_as_they_are(
+    open_tab: Open, trace: Trace, tmp_path: Path, direction: str
+) -> None:
     file = export_html(trace, tmp_path / "run.html", title=TEXTS["script"])
     text = file.read_text("utf-8")
     file.write_text(text.replace('<html lang="en">', f'<html lang="en" dir="{direction}">'), "utf-8")
@@ -73,5 +90,7 @@ def test_an_exported_page_shows_hostile_texts_as_they_are(open_tab: Open, trace:
     page.screenshot(path=str(tmp_path / f"{direction}.png"))
     assert dialogs == []
     assert page.evaluate("getComputedStyle(document.querySelector('.cb-root')).direction") == "ltr"
-    order = page.evaluate("['.cb-brand', '.cb-help'].map((s) => document.querySelector(s).getBoundingClientRect().left)")
+    order = page.evaluate(
+        "['.cb-brand', '.cb-help'].map((s) => document.querySelector(s).getBoundingClientRect().left)"
+    )
     assert order[0] < order[1]

@@ -1,4 +1,6 @@
-"""The explorer in JupyterLab: the same page in a notebook's output, where keys belong to the notebook and a reload keeps the kernel."""
+"""The explorer in JupyterLab: the same page in a notebook's output, where keys belong to the notebook and a
+reload keeps the kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pytest
 
 from tests.browser.conftest import Address, Tab, assert_drawn, kernels, newest_run
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 CELLS = "window.jupyterapp.shell.currentWidget.content.widgets.length"
 
@@ -20,7 +27,9 @@ def run_notebook(open_tab: Open, lab: str, name: str) -> Tab:
     tab = open_tab(f"{lab}lab/workspaces/w{time.time_ns()}/tree/{name}")
     page = tab.page
     page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
-    page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'")
+    page.wait_for_function(
+        "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+    )
     page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
     tab.ready()
     return tab
@@ -31,7 +40,8 @@ def test_thirty_steps_keys_prompt_and_reload(lab: str, cache: Path, open_tab: Op
     page = tab.page
     tab.step(30)
     assert_drawn(tab.state(), newest_run(cache))
-    # Letters that JupyterLab takes for commands (b: a new cell, d d: delete it) do nothing to the notebook while the widget has the focus.
+    # Letters that JupyterLab takes for commands (b: a new cell, d d: delete it) do nothing to the notebook
+    # while the widget has the focus.
     cells = page.evaluate(CELLS)
     page.locator(".cb-timeline .cb-frame").focus()
     for key in ("b", "d", "d", "a", "x"):
@@ -77,9 +87,13 @@ def test_thirty_steps_keys_prompt_and_reload(lab: str, cache: Path, open_tab: Op
 def test_it_follows_the_notebooks_theme(lab: str, open_tab: Open) -> None:
     tab = run_notebook(open_tab, lab, "explorer.ipynb")
     assert tab.page.get_attribute(".cb-root", "data-theme") == "light"
-    tab.page.evaluate("void window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
+    tab.page.evaluate(
+        "void window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })"
+    )
     tab.page.wait_for_selector(".cb-root[data-theme=dark]")
-    tab.page.evaluate("void window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })")
+    tab.page.evaluate(
+        "void window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })"
+    )
     tab.page.wait_for_selector(".cb-root[data-theme=light]")
 
 
@@ -94,9 +108,13 @@ def test_the_real_model(lab: str, cache: Path, open_tab: Open) -> None:
 
 
 @pytest.mark.parametrize("how", ["restarted", "killed"])
-def test_a_widget_whose_kernel_is_gone_says_so_and_is_off_until_its_cell_runs_again(lab: Address, open_tab: Open, how: str) -> None:
+def test_a_widget_whose_kernel_is_gone_says_so_and_is_off_until_its_cell_runs_again(
+    lab: Address, open_tab: Open, how: str
+) -> None:
     tab = run_notebook(open_tab, lab, "explorer.ipynb")
-    tab.forgiven = ("widget model not found",)  # JupyterLab's own: it may look once more for the models of the kernel that has ended
+    tab.forgiven = (
+        "widget model not found",
+    )  # JupyterLab's own: it may look once more for the models of the kernel that has ended
     page = tab.page
     tab.step(5)
     assert not page.locator(".cb-kernelbar").is_visible()
@@ -112,16 +130,34 @@ def test_a_widget_whose_kernel_is_gone_says_so_and_is_off_until_its_cell_runs_ag
     page.wait_for_selector(".cb-kernelbar:visible")
     assert "has ended" in page.inner_text(".cb-kernelbar")
     assert "Run the cell again" in page.inner_text(".cb-kernelbar")
-    for name in ("step", "play", "pause", "back", "reset", "end", "save", "add", "apply", "fork", "break", "scrub", "speed"):
+    for name in (
+        "step",
+        "play",
+        "pause",
+        "back",
+        "reset",
+        "end",
+        "save",
+        "add",
+        "apply",
+        "fork",
+        "break",
+        "scrub",
+        "speed",
+    ):
         assert page.locator(f".cb-{name}").first.is_disabled(), name
     assert page.locator(".cb-root.cb-playing").count() == 0
     stood = tab.state()["step"]
     page.locator(".cb-timeline .cb-frame").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press(" ")
-    page.locator(".cb-queue .cb-chip, .cb-tokens .cb-chip").first.click()  # the last picture can still be looked at
+    page.locator(
+        ".cb-queue .cb-chip, .cb-tokens .cb-chip"
+    ).first.click()  # the last picture can still be looked at
     assert tab.state()["selected"]
     assert tab.state()["step"] == stood
     page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
-    page.wait_for_function("!document.querySelector('.cb-kernelbar:not([hidden])') && cbviz.state() && cbviz.state().step === 0")
+    page.wait_for_function(
+        "!document.querySelector('.cb-kernelbar:not([hidden])') && cbviz.state() && cbviz.state().step === 0"
+    )
     tab.step(2)

@@ -1,4 +1,6 @@
-"""Lessons in JupyterLab as a student has them: run all, get the exercise wrong, read what the page says, get it right."""
+"""Lessons in JupyterLab as a student has them: run all, get the exercise wrong, read what the page says, get
+it right.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ import pytest
 from cbviz.app import serve
 from tests.browser.conftest import Tab, lab_server
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 
 BLOCKS_HALF = """def answer(case):
@@ -40,9 +47,27 @@ POLICY_RIGHT = """def answer(r, now):
     return r.num_remaining - r.num_waiting_steps"""
 
 LESSONS = {
-    "03_paged_kv_cache": ("count-the-blocks", "How many KV blocks does it hold?", BLOCKS_HALF, BLOCKS_RIGHT, ("reserved 30.0 of 30", "empty 0.0 of 30")),
-    "05_preemption": ("name-the-victim", "Who loses its blocks?", VICTIM_HALF, VICTIM_RIGHT, ("last 15.0 of 15",)),
-    "07_policies": ("beat-fcfs", "Beat first come, first served", POLICY_HALF, POLICY_RIGHT, ("faster 60.0 of 60",)),
+    "03_paged_kv_cache": (
+        "count-the-blocks",
+        "How many KV blocks does it hold?",
+        BLOCKS_HALF,
+        BLOCKS_RIGHT,
+        ("reserved 30.0 of 30", "empty 0.0 of 30"),
+    ),
+    "05_preemption": (
+        "name-the-victim",
+        "Who loses its blocks?",
+        VICTIM_HALF,
+        VICTIM_RIGHT,
+        ("last 15.0 of 15",),
+    ),
+    "07_policies": (
+        "beat-fcfs",
+        "Beat first come, first served",
+        POLICY_HALF,
+        POLICY_RIGHT,
+        ("faster 60.0 of 60",),
+    ),
 }
 
 
@@ -66,15 +91,24 @@ class Notebook:
 
     def show(self, cell: str) -> Any:
         """Scrolls to a cell (those out of sight are not in the page) and returns it."""
-        self.page.evaluate(f"async (i) => {{ const n = {self.PANEL}; n.activeCellIndex = i; await n.scrollToItem(i, 'center'); }}", self.ids.index(cell))
+        self.page.evaluate(
+            (
+                f"async (i) => {{ const n = {self.PANEL}; n.activeCellIndex = i; await n.scrollToItem(i, "
+                f"'center'); }}"
+            ),
+            self.ids.index(cell),
+        )
         found = self.page.locator(".jp-Notebook .jp-Cell.jp-mod-active")
         found.wait_for()
         return found
 
     def idle(self) -> None:
         """Waits until nothing runs or is queued."""
-        self.page.wait_for_function("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"
-                                    " && ![...document.querySelectorAll('.jp-InputPrompt')].some((p) => p.textContent.includes('[*]'))")
+        self.page.wait_for_function(
+            "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"
+            " && ![...document.querySelectorAll('.jp-InputPrompt')].some((p) => "
+            "p.textContent.includes('[*]'))"
+        )
 
     def run_all(self) -> None:
         """By the menu."""
@@ -90,12 +124,16 @@ class Notebook:
 
     def type_and_run(self, cell: str, source: str) -> str:
         """Types over what stands in a cell, runs it with Ctrl-Enter and returns what is shown then."""
-        count = self.page.evaluate(f"(i) => {self.PANEL}.widgets[i].model.executionCount", self.ids.index(cell))
+        count = self.page.evaluate(
+            f"(i) => {self.PANEL}.widgets[i].model.executionCount", self.ids.index(cell)
+        )
         self.show(cell).locator(".cm-content").click()
         self.page.keyboard.press("Control+a")
         self.page.keyboard.insert_text(source)
         self.page.keyboard.press("Control+Enter")
-        self.page.wait_for_function(f"([i, n]) => {self.PANEL}.widgets[i].model.executionCount > n", arg=[self.ids.index(cell), count])
+        self.page.wait_for_function(
+            f"([i, n]) => {self.PANEL}.widgets[i].model.executionCount > n", arg=[self.ids.index(cell), count]
+        )
         self.idle()
         return self.said(cell)
 
@@ -107,19 +145,29 @@ def test_failed_then_solved(lessons: tuple[str, Path], open_tab: Open, name: str
     ids = [c["id"] for c in json.loads((root / f"{name}.ipynb").read_text("utf-8"))["cells"]]
     tab = open_tab(f"{url}lab/workspaces/w{time.time_ns()}/tree/{name}.ipynb")
     tab.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
-    tab.page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'")
+    tab.page.wait_for_function(
+        "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+    )
     nb = Notebook(tab, ids)
     nb.run_all()
-    failed = tab.page.evaluate(f"{nb.PANEL}.widgets.flatMap((c) => c.model.toJSON().outputs ?? []).filter((o) => o.output_type === 'error' || o.name === 'stderr')")
+    failed = tab.page.evaluate(
+        f"{nb.PANEL}.widgets.flatMap((c) => c.model.toJSON().outputs ?? []).filter((o) => o.output_type "
+        "=== 'error' || o.name === 'stderr')"
+    )
     assert failed == []
     assert title in nb.said("exercise")
     assert f"{exercise}: " in nb.said("exercise-answer")  # the first attempt that the lesson brings
     # A figure of the lesson is drawn in the page, not merely put into the notebook.
-    figure = tab.page.evaluate(f"{nb.PANEL}.widgets.findIndex((c) => (c.model.toJSON().outputs ?? []).some((o) => o.data?.['application/vnd.plotly.v1+json']))")
+    figure = tab.page.evaluate(
+        f"{nb.PANEL}.widgets.findIndex((c) => (c.model.toJSON().outputs ?? []).some((o) => "
+        "o.data?.['application/vnd.plotly.v1+json']))"
+    )
     nb.show(ids[figure]).locator(".js-plotly-plot .main-svg").first.wait_for()
     # No function at all, then one that fails, then an answer that is half right, then the right one.
     assert "LessonError: the answer is a function of" in nb.type_and_run("exercise-answer", "ex.check(42)")
-    said = nb.type_and_run("exercise-answer", half.replace("return", "return oops or", 1) + "\n\n\nex.check(answer)")
+    said = nb.type_and_run(
+        "exercise-answer", half.replace("return", "return oops or", 1) + "\n\n\nex.check(answer)"
+    )
     assert "oops" in said
     assert f"{exercise}: 0 of 100 points" in said
     said = nb.type_and_run("exercise-answer", half + "\n\n\nex.hint()\nex.check(answer)")
@@ -137,4 +185,6 @@ def test_failed_then_solved(lessons: tuple[str, Path], open_tab: Open, name: str
     assert right in row["answer"]
     tab.page.evaluate("void window.jupyterapp.commands.execute('docmanager:save')")
     tab.page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
-    tab.page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")  # its memory goes back before the next lesson begins
+    tab.page.evaluate(
+        "window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
+    )  # its memory goes back before the next lesson begins

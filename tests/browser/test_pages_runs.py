@@ -1,4 +1,6 @@
-"""Whose run it is, in a real browser: two tabs, two browsers, a copied address, a guessed name, a kernel that is killed."""
+"""Whose run it is, in a real browser: two tabs, two browsers, a copied address, a guessed name, a kernel that
+is killed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from cbviz.session import Session
 from cbviz.trace import load
 from tests.browser.conftest import Address, Tab, assert_drawn, kernels, run_of, saved_file
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 
 
@@ -50,7 +57,9 @@ def test_each_tab_keeps_its_own_run(voila: Address, cache: Path, open_tab: Open)
     assert first.page.locator(".cb-notice").count() == 0
 
 
-def test_a_copied_address_and_a_guessed_name_touch_nobodys_run(voila: Address, cache: Path, open_tab: Open) -> None:
+def test_a_copied_address_and_a_guessed_name_touch_nobodys_run(
+    voila: Address, cache: Path, open_tab: Open
+) -> None:
     made = cache / "runs" / "run-20260101-000000-burst-chunked-77.jsonl"
     s = Session("burst", runner="sim")
     s.step(5)
@@ -81,7 +90,12 @@ def test_a_killed_kernel_loses_no_whole_step(voila: Address, cache: Path, open_t
     """Killed while it plays at full speed, with the last line of its file cut short."""
     strangers = kernels(voila)
     tab = open_tab(f"{voila}?scenario=preemption")
-    tab.forgiven = ("Kernel", "kernel", "WebSocket", "Failed to load resource")  # the page complains that its kernel is gone, as it should
+    tab.forgiven = (
+        "Kernel",
+        "kernel",
+        "WebSocket",
+        "Failed to load resource",
+    )  # the page complains that its kernel is gone, as it should
     tab.ready()
     run = run_of(tab)
     mine: set[psutil.Process] = kernels(voila) - strangers

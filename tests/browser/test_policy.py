@@ -1,4 +1,6 @@
-"""`cbviz explore` as a user starts it: a link with a token, nothing to type, and pages that load no script but the server's own."""
+"""`cbviz explore` as a user starts it: a link with a token, nothing to type, and pages that load no script
+but the server's own.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,31 @@ import pytest
 from tests.app.hostile import TOKEN, command_line
 from tests.browser.conftest import Tab
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
-READY = "!!(globalThis.cbviz && cbviz.state() && cbviz.frames() > 0 && document.querySelector('.cb-step:not([disabled])'))"
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
+READY = (
+    "!!(globalThis.cbviz && cbviz.state() && cbviz.frames() > 0 && "
+    "document.querySelector('.cb-step:not([disabled])'))"
+)
 
 
 def until(tab: Tab, condition: str) -> None:
-    """Waits without Playwright's own waits, which evaluate text inside the page: the policy that is tested here forbids that."""
+    """Waits without Playwright's own waits, which evaluate text inside the page: the policy that is tested
+    here forbids that.
+    """
     end = time.monotonic() + 60
     while not tab.page.evaluate(condition):
         assert time.monotonic() < end, (condition, tab.errors, tab.page.inner_text("body")[:500])
         time.sleep(0.1)
 
 
-def test_the_link_opens_the_explorer_under_a_strict_policy(tmp_path: Path, open_tab: Callable[..., Tab]) -> None:
+def test_the_link_opens_the_explorer_under_a_strict_policy(
+    tmp_path: Path, open_tab: Callable[..., Tab]
+) -> None:
     with command_line(tmp_path) as server:
         link = re.search(r"http://127\.0\.0\.1:\d+/\S*", server.log.read_text("utf-8"))
         assert link is not None

@@ -1,4 +1,6 @@
-"""The explorer under Voilà, driven by hand: what is drawn is the session's state, and every control does what it says."""
+"""The explorer under Voilà, driven by hand: what is drawn is the session's state, and every control does what
+it says.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import pytest
 from cbviz.trace import Trace, load
 from tests.browser.conftest import Address, Tab, assert_drawn, kernels, run_of, saved_file
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("heavy")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("heavy"),
+]
 Open = Callable[..., Tab]
 
 
@@ -37,7 +44,9 @@ def join_and_abort(tab: Tab, cache: Path) -> None:
     page.click(".cb-play")
     page.wait_for_function("cbviz.state().playing")
     rid = type_prompt(tab, "Name three rivers, please, and say where each of them begins.", 400)
-    page.wait_for_function("id => cbviz.state().running.includes(id) && cbviz.state().requests[id].blocks.length > 0", arg=rid)
+    page.wait_for_function(
+        "id => cbviz.state().running.includes(id) && cbviz.state().requests[id].blocks.length > 0", arg=rid
+    )
     page.click(".cb-pause")
     page.wait_for_function("!cbviz.state().playing")
     held = tab.state()["requests"][rid]["blocks"]
@@ -155,7 +164,9 @@ def test_mistakes_are_said_at_their_field(voila: str, open_tab: Open) -> None:
     tab.step(2)
     page.fill(".cb-prompt", "word " * 2000)
     page.click(".cb-add")
-    page.wait_for_function("document.querySelector('#cb-prompt-e').textContent !== '' || cbviz.app.live.num_requests > 15")
+    page.wait_for_function(
+        "document.querySelector('#cb-prompt-e').textContent !== '' || cbviz.app.live.num_requests > 15"
+    )
     tab.step(4)
     assert page.locator(".cb-scenario").input_value() == "burst"
 
@@ -211,7 +222,9 @@ def test_keyboard_theme_and_panels(voila: str, open_tab: Open) -> None:
 
 
 def test_every_cell_is_painted_where_the_axes_say(voila: str, open_tab: Open) -> None:
-    """Reads pixels back: for each request and step on screen, the canvas holds the state's colour at Plotly's own position."""
+    """Reads pixels back: for each request and step on screen, the canvas holds the state's colour at Plotly's
+    own position.
+    """
     tab = open_tab(f"{voila}?scenario=preemption", device_scale_factor=1.25)
     tab.ready()
     tab.step(55)
@@ -263,7 +276,9 @@ def test_a_page_whose_kernel_ended_says_so_and_comes_back(voila: Address, open_t
 
 
 def test_a_widget_that_comes_in_the_last_moment_is_drawn(voila: Address, open_tab: Open) -> None:
-    """The page looks for its widget for two seconds, with a nap between two looks; here it sleeps through the widget's arrival and the end of its time."""
+    """The page looks for its widget for two seconds, with a nap between two looks; here it sleeps through the
+    widget's arrival and the end of its time.
+    """
     tab = open_tab("about:blank")
     tab.page.add_init_script("""(() => {
       const later = setTimeout, now = Date.now, there = () => jupyterapp.widgetManager.restoredStatus;

@@ -28,7 +28,10 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def cbviz(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """`cbviz("run", "--runner", "sim")` in this process: exit code, stdout, stderr. However slow the machine, no progress is told."""
+    """`cbviz("run", "--runner", "sim")` in this process: exit code, stdout, stderr.
+
+    However slow the machine, no progress is told.
+    """
     monkeypatch.setattr(terminal, "BAR_AFTER_S", 3600.0)
 
     def call(*args: object) -> Result:
@@ -36,7 +39,9 @@ def cbviz(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(SystemExit) as e:
             main([str(a) for a in args])
         out, err = capsys.readouterr()
-        return Result(e.value.code if isinstance(e.value.code, int) else 0 if e.value.code is None else 1, out, err)
+        return Result(
+            e.value.code if isinstance(e.value.code, int) else 0 if e.value.code is None else 1, out, err
+        )
 
     return call
 

@@ -19,7 +19,9 @@ from cbviz.trace import load, runs
 
 @pytest.fixture(params=["cannot be made", "cannot be written"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A path below a file, or a folder in which files stand where its folders belong (rights don't hold back an administrator)."""
+    """A path below a file, or a folder in which files stand where its folders belong (rights don't hold back
+    an administrator).
+    """
     if request.param == "cannot be made":
         (tmp_path / "file").write_text("")
         folder = tmp_path / "file" / "cache"
@@ -34,7 +36,9 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def command(*args: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "cbviz", *args], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "cbviz", *args], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == status, done.stderr
     return done
 
@@ -95,7 +99,9 @@ def test_a_model_that_ships_with_the_package_loads_all_the_same(cache: Path, tmp
     assert model.weights_in("fast") is not None
 
 
-def test_a_kept_copy_is_used_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_copy_is_used_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # given a cache with a converted copy and a compiled library, that can be read alone
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path / "cache"))
     before = loader.load(next(iter(hub.SHIPPED))).folder

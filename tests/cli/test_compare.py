@@ -11,7 +11,19 @@ from cbviz.interleave import Fit, fit, rows, run_interleaved, run_rounds, total_
 from cbviz.messages import StepRecord, TokenAccount
 from tests.cli.conftest import Call
 
-TWO = ("compare", "--runner", "sim", "--workload", "article", "--discipline", "static", "--discipline", "chunked", "--set", "max_num_seqs=4")
+TWO = (
+    "compare",
+    "--runner",
+    "sim",
+    "--workload",
+    "article",
+    "--discipline",
+    "static",
+    "--discipline",
+    "chunked",
+    "--set",
+    "max_num_seqs=4",
+)
 
 
 def test_in_turn(cbviz: Call, cache: Path) -> None:
@@ -60,7 +72,9 @@ def test_recorded_runs(cbviz: Call, cache: Path, tmp_path: Path) -> None:
 
 def test_steps_are_taken_in_turn() -> None:
     """At no time is one run ahead of another by more than one step's useful tokens."""
-    sessions = [Session("article", runner="sim", discipline=d, max_num_seqs=4) for d in ("static", "chunked", "paged")]
+    sessions = [
+        Session("article", runner="sim", discipline=d, max_num_seqs=4) for d in ("static", "chunked", "paged")
+    ]
     useful, most, order = [0, 0, 0], 0, []
 
     def tell(i: int, record: StepRecord) -> None:
@@ -94,7 +108,18 @@ def measured(times: list[tuple[int, float]]) -> Trace:
     """A trace of steps of so many tokens and seconds."""
     t, now = Trace(), 0.0
     for n, (tokens, s) in enumerate(times, 1):
-        t.append(StepRecord(n, now, now + s, "measured", [], [], tokens=TokenAccount(total=tokens, useful=tokens), measured_s=s))
+        t.append(
+            StepRecord(
+                n,
+                now,
+                now + s,
+                "measured",
+                [],
+                [],
+                tokens=TokenAccount(total=tokens, useful=tokens),
+                measured_s=s,
+            )
+        )
         now += s
     return t
 
@@ -111,7 +136,9 @@ def test_the_fit_finds_what_it_was_made_from() -> None:
 
 
 def test_the_prediction_can_fail() -> None:
-    """A run that is slower than its steps and tokens explain is told apart: the fit does not know which run a step is of."""
+    """A run that is slower than its steps and tokens explain is told apart: the fit does not know which run a
+    step is of.
+    """
     a, b = [(4, 0.02)] * 50, [(4, 0.04)] * 50
     found = fit([a, b])
     assert found is not None
@@ -138,8 +165,27 @@ def test_each_step_counts_with_its_best_round() -> None:
 @pytest.mark.model
 def test_the_real_model_is_measured_and_predicted(cbviz: Call, tmp_path: Path) -> None:
     requests = tmp_path / "some.jsonl"
-    requests.write_text("".join(f'{{"prompt_len": {5 + i}, "output_len": {3 + 4 * (i % 2)}, "arrival_step": 0}}\n' for i in range(4)))
-    args = ("compare", "--workload", requests, "--discipline", "static", "--discipline", "chunked", "--set", "max_num_seqs=2", "--set", "num_blocks=32", "--set", "precision=exact")
+    requests.write_text(
+        "".join(
+            f'{{"prompt_len": {5 + i}, "output_len": {3 + 4 * (i % 2)}, "arrival_step": 0}}\n'
+            for i in range(4)
+        )
+    )
+    args = (
+        "compare",
+        "--workload",
+        requests,
+        "--discipline",
+        "static",
+        "--discipline",
+        "chunked",
+        "--set",
+        "max_num_seqs=2",
+        "--set",
+        "num_blocks=32",
+        "--set",
+        "precision=exact",
+    )
     d = cbviz(*args, "--rounds", "2", "--json").json
     assert d["rounds"] == 2
     assert d["tokens_equal_up_to_ties"] is True
@@ -148,10 +194,14 @@ def test_the_real_model_is_measured_and_predicted(cbviz: Call, tmp_path: Path) -
         assert run["steps"] == d["runs"][name]["steps"]
         assert run["tokens"] == d["runs"][name]["metrics"]["token_accounts"]["total"]
     ratio = t["ratios"]["chunked"]
-    assert ratio["measured"] == pytest.approx(t["runs"]["chunked"]["measured_s"] / t["runs"]["static"]["measured_s"])
+    assert ratio["measured"] == pytest.approx(
+        t["runs"]["chunked"]["measured_s"] / t["runs"]["static"]["measured_s"]
+    )
     a, b = ((x["steps"], x["tokens"]) for x in t["runs"].values())
     cost = (t["fit"]["cost_per_step_s"], t["fit"]["cost_per_token_s"])
-    assert ratio["predicted"] == pytest.approx((cost[0] * b[0] + cost[1] * b[1]) / (cost[0] * a[0] + cost[1] * a[1]))
+    assert ratio["predicted"] == pytest.approx(
+        (cost[0] * b[0] + cost[1] * b[1]) / (cost[0] * a[0] + cost[1] * a[1])
+    )
     assert len(ratio["rounds"]) == 2
     out = cbviz(*args, "--rounds", "1").out
     assert "measured:  chunked takes " in out

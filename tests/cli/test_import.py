@@ -24,17 +24,25 @@ def test_import_then_export(conformance: Path, tmp_path: Path, capsys: pytest.Ca
     assert len(load(out)) == 281
     assert call("export", out, "--to", "prometheus") == 0
     assert "vllm:generation_tokens_total{" in (tmp_path / "run.prom").read_text()
-    assert call("export", out, "--to", "perfetto") == 0 and (tmp_path / "run.perfetto.json").stat().st_size > 1000
+    assert (
+        call("export", out, "--to", "perfetto") == 0
+        and (tmp_path / "run.perfetto.json").stat().st_size > 1000
+    )
     assert call("export", out, "--to", "csv") == 0 and (tmp_path / "run.steps.csv").exists()
 
 
-def test_several_files_go_to_a_folder(conformance: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_files_go_to_a_folder(
+    conformance: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = conformance / "vllm-0.32-inproc"
     files = folder / "prio_b64_prefix.jsonl.gz", folder / "ngram3_b64_prefix.jsonl.gz"
     assert call("import", *files, "--out", tmp_path / "one.jsonl") == 2
     assert "name a folder" in capsys.readouterr().err
     assert call("import", *files, "--out", tmp_path / "all") == 0
-    assert [p.name for p in sorted((tmp_path / "all").iterdir())] == ["ngram3_b64_prefix.cbviz.jsonl.gz", "prio_b64_prefix.cbviz.jsonl.gz"]
+    assert [p.name for p in sorted((tmp_path / "all").iterdir())] == [
+        "ngram3_b64_prefix.cbviz.jsonl.gz",
+        "prio_b64_prefix.cbviz.jsonl.gz",
+    ]
 
 
 def test_what_is_no_recording_is_one_line(conformance: Path, capsys: pytest.CaptureFixture[str]) -> None:

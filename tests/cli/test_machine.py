@@ -74,7 +74,10 @@ def test_plan_says_what_does_not_fit(cbviz: Call) -> None:
     r = cbviz("model", "plan", "llama-3-70b", "h100")
     assert r.code == 0
     assert "the weights alone do not fit" in r.out
-    assert "not one request of 8,192 tokens fits" in cbviz("model", "plan", "llama-3-8b", "t4", "--context", "8192", "--utilisation", "0.95").out
+    assert (
+        "not one request of 8,192 tokens fits"
+        in cbviz("model", "plan", "llama-3-8b", "t4", "--context", "8192", "--utilisation", "0.95").out
+    )
     with pytest.raises(ConfigError, match="block_size is 0"):
         plan(models.get("llama-3-8b"), devices.get("h100"), block_size=0)
 
@@ -119,8 +122,14 @@ def test_doctor(cbviz: Call, cache: Path) -> None:
     assert {f["status"] for f in d["findings"]} <= set(doctor.STATUSES)
     assert all(f["advice"] for f in d["findings"] if f["status"] == "missing")
     for kind in ("float16", "int8", "int4"):  # the price beside the saving
-        assert "bytes a token" in found[f"KV {kind}"]["found"] and "same best token at" in found[f"KV {kind}"]["cost"]
-    assert "6,480 bytes a token, 3.56 x the blocks of float16" in found["KV int4"]["found"] and "89.1 %" in found["KV int4"]["cost"]
+        assert (
+            "bytes a token" in found[f"KV {kind}"]["found"]
+            and "same best token at" in found[f"KV {kind}"]["cost"]
+        )
+    assert (
+        "6,480 bytes a token, 3.56 x the blocks of float16" in found["KV int4"]["found"]
+        and "89.1 %" in found["KV int4"]["cost"]
+    )
     assert "1,012 positions" in found["KV int4"]["advice"]
     words = cbviz("doctor").out
     assert "works here:   simulator (cbviz run --runner sim), explorer" in words

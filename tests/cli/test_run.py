@@ -28,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_json_is_the_session_s_own(cbviz: Call, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "run.jsonl"
-    r = cbviz("run", "--runner", "sim", "--workload", "article", "--set", "max_num_seqs=4", "--out", out, "--json")
+    r = cbviz(
+        "run", "--runner", "sim", "--workload", "article", "--set", "max_num_seqs=4", "--out", out, "--json"
+    )
     assert r.code == 0
     d = r.json
     s = cb.Session("article", runner="sim", max_num_seqs=4)
@@ -52,12 +54,27 @@ def test_every_discipline(cbviz: Call, cache: Path, discipline: str) -> None:
     assert d["config"]["discipline"] == discipline
 
 
-def test_watched_steps_are_those_that_were_named(cbviz: Call, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watched_steps_are_those_that_were_named(
+    cbviz: Call, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused = cbviz("run", "--runner", "sim", "--profile-step", "3")
     assert refused.code == 2 and "computes nothing that could be watched" in refused.err
     monkeypatch.setattr("cbviz.runners.sim.SimRunner", WatchedSim)
     out = tmp_path / "run.jsonl"
-    r = cbviz("run", "--runner", "sim", "--profile-step", "5", "--profile-step", "3", "--profile-step", "9999", "--out", out, "--json")
+    r = cbviz(
+        "run",
+        "--runner",
+        "sim",
+        "--profile-step",
+        "5",
+        "--profile-step",
+        "3",
+        "--profile-step",
+        "9999",
+        "--out",
+        out,
+        "--json",
+    )
     assert r.code == 0 and r.json["metrics"]["num_finished"] == 20
     assert "so step 9999 was not watched" in r.err
     assert [x.step for x in cb.load(out) if x.profile is not None] == [3, 5]
@@ -85,12 +102,17 @@ def test_a_preset_shows_its_point_and_the_user_wins(cbviz: Call, cache: Path) ->
 
 
 def test_seed_holds_for_workload_and_tokens(cbviz: Call, cache: Path) -> None:
-    one, two, again = (cbviz("run", "--runner", "sim", "--workload", "chat", "--seed", seed, "--json").json for seed in (1, 2, 1))
+    one, two, again = (
+        cbviz("run", "--runner", "sim", "--workload", "chat", "--seed", seed, "--json").json
+        for seed in (1, 2, 1)
+    )
     assert one["config"]["seed"] == 1
     assert one["tokens"] == again["tokens"] != two["tokens"]
 
 
-def test_runs_are_kept_and_the_newest_is_shown(cbviz: Call, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_kept_and_the_newest_is_shown(
+    cbviz: Call, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs, "KEEP", 3)
     assert "no run is kept" in cbviz("show").err
     explorer = runs.folder() / "private.jsonl"
@@ -119,7 +141,18 @@ def test_gzip(cbviz: Call, cache: Path, tmp_path: Path) -> None:
 def test_a_tape_is_the_same_tokens_under_another_schedule(cbviz: Call, cache: Path, tmp_path: Path) -> None:
     tape = tmp_path / "run.jsonl"
     before = cbviz("run", "--runner", "sim", "--out", tape, "--json").json
-    after = cbviz("run", "--runner", "tape", "--workload", tape, "--discipline", "static", "--set", "max_num_seqs=4", "--json").json
+    after = cbviz(
+        "run",
+        "--runner",
+        "tape",
+        "--workload",
+        tape,
+        "--discipline",
+        "static",
+        "--set",
+        "max_num_seqs=4",
+        "--json",
+    ).json
     assert after["tokens"] == before["tokens"]
     assert (before["steps"], after["steps"]) == (364, 815)
 
@@ -132,7 +165,9 @@ def test_a_refused_request_is_told(cbviz: Call, cache: Path) -> None:
     assert "max_model_len 128" in r.err
 
 
-def test_a_failing_runner_leaves_a_trace(cbviz: Call, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_runner_leaves_a_trace(
+    cbviz: Call, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = SimRunner.execute
 
     def execute(self: SimRunner, plan: object) -> object:
@@ -144,16 +179,35 @@ def test_a_failing_runner_leaves_a_trace(cbviz: Call, cache: Path, tmp_path: Pat
     out = tmp_path / "run.jsonl"
     r = cbviz("run", "--runner", "sim", "--out", out)
     assert r.code == 2
-    assert r.err.splitlines() == [f"the run failed in step 5; what it did before is in {out}", "cbviz: r1: the card has melted"]
+    assert r.err.splitlines() == [
+        f"the run failed in step 5; what it did before is in {out}",
+        "cbviz: r1: the card has melted",
+    ]
     assert len(cb.load(out)) == 4
 
 
-LONG = ("run", "--runner", "sim", "--workload", "random", "--param", "num_requests=100000", "--param", "rate=1000")
+LONG = (
+    "run",
+    "--runner",
+    "sim",
+    "--workload",
+    "random",
+    "--param",
+    "num_requests=100000",
+    "--param",
+    "rate=1000",
+)
 
 
 def start(out: Path, *more: str) -> subprocess.Popen[str]:
     """A long run in a process of its own, once its trace holds some steps."""
-    process = subprocess.Popen([sys.executable, "-m", "cbviz", *LONG, "--out", str(out), *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cbviz", *LONG, "--out", str(out), *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 30):
         time.sleep(0.02)
     return process
@@ -200,7 +254,9 @@ def test_export(cbviz: Call, cache: Path, tmp_path: Path) -> None:
     assert "<title>article: a recorded run, cbviz</title>" in page.read_text(encoding="utf-8")
 
 
-def test_the_bar_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_speaks_only_when_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with terminal.Bar("quick", 10) as bar:
         bar.update(5)
     assert capsys.readouterr().err == ""
@@ -215,8 +271,22 @@ def test_the_bar_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture[st
 @pytest.mark.model
 def test_the_real_model(cbviz: Call, tmp_path: Path) -> None:
     requests = tmp_path / "two.jsonl"
-    requests.write_text('{"prompt": "The capital of France is", "max_tokens": 6}\n{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 5}\n')
-    d = cbviz("run", "--workload", requests, "--set", "num_blocks=32", "--set", "precision=exact", "--out", tmp_path / "run.jsonl", "--json").json
+    requests.write_text(
+        '{"prompt": "The capital of France is", "max_tokens": 6}\n{"messages": [{"role": "user", '
+        '"content": "Say hello."}], "max_tokens": 5}\n'
+    )
+    d = cbviz(
+        "run",
+        "--workload",
+        requests,
+        "--set",
+        "num_blocks=32",
+        "--set",
+        "precision=exact",
+        "--out",
+        tmp_path / "run.jsonl",
+        "--json",
+    ).json
     assert d["clock"] == d["metrics"]["clock"] == "measured"
     s = cb.Session(requests, runner="torch", num_blocks=32, discipline="static", precision="exact")
     s.run()

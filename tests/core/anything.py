@@ -1,6 +1,8 @@
-"""Random cases over every technique at once, and failures at every point of a step where something of the user's is asked.
+"""Random cases over every technique at once, and failures at every point of a step where something of the
+user's is asked.
 
-`anything(seed)` draws a case; `Anything` is the runner that can play it; `Trouble` counts the points of a step and fails at a chosen one.
+`anything(seed)` draws a case; `Anything` is the runner that can play it; `Trouble` counts the points of a
+step and fails at a chosen one.
 """
 
 from __future__ import annotations
@@ -27,20 +29,31 @@ def anything(seed: int) -> Case:
     """A case that draws some of the techniques together. Equal seeds, equal cases."""
     rng = random.Random(f"anything {seed}")
     if rng.random() < 0.15:
-        fields = {"discipline": rng.choice(("vllm", "chunked", "paged", "max-util")), "policy": rng.choice(POLICY_NAMES)}
+        fields = {
+            "discipline": rng.choice(("vllm", "chunked", "paged", "max-util")),
+            "policy": rng.choice(POLICY_NAMES),
+        }
         return test_beam.wide(seed, **fields)
     fields = {}
     if rng.random() < 0.3:
         fields = {"preemption_mode": "swap", "swap_blocks": rng.choice((3, 12, 200))}
     elif rng.random() < 0.15:
-        fields = {"kv_allocation": "contiguous", "contiguous_fit": rng.choice(("first-fit", "best-fit")), "sliding_window": 0}
-    c = case(seed, limits=rng.random() < 0.5, drafts=rng.random() < 0.4 and "kv_allocation" not in fields, **fields)
+        fields = {
+            "kv_allocation": "contiguous",
+            "contiguous_fit": rng.choice(("first-fit", "best-fit")),
+            "sliding_window": 0,
+        }
+    c = case(
+        seed, limits=rng.random() < 0.5, drafts=rng.random() < 0.4 and "kv_allocation" not in fields, **fields
+    )
     if rng.random() < 0.5:
         c.specs = [_several(x, rng.choice((1, 1, 2, 3))) for x in c.specs]
     if rng.random() < 0.5:
         c.specs = [msgspec.structs.replace(x, session=rng.choice((None, "s1", "s2"))) for x in c.specs]
     if rng.random() < 0.5:
-        c.at.setdefault(rng.randint(2, 9), []).append(("configure", {"max_num_seqs": 3, "timeout_s": rng.choice((0.0, 0.002))}))
+        c.at.setdefault(rng.randint(2, 9), []).append(
+            ("configure", {"max_num_seqs": 3, "timeout_s": rng.choice((0.0, 0.002))})
+        )
     return c
 
 
@@ -62,7 +75,13 @@ class Anything(Ranking):
         self.asked("runner, before the pass")
         out = super().execute(plan)
         if self.routes:
-            out.routed = {c.request_id: [[(c.start + i) % EXPERTS, (len(c.tokens) + i) % EXPERTS] for i in range(LAYERS)] for c in plan.chunks if c.sample}
+            out.routed = {
+                c.request_id: [
+                    [(c.start + i) % EXPERTS, (len(c.tokens) + i) % EXPERTS] for i in range(LAYERS)
+                ]
+                for c in plan.chunks
+                if c.sample
+            }
         self.asked("runner, after the pass")
         return out
 
@@ -81,7 +100,9 @@ class Fault(Exception):
 
 
 class Trouble:
-    """Counts the points of a step at which something is asked that may fail; `left` more are passed before one fails (-1: none fails)."""
+    """Counts the points of a step at which something is asked that may fail; `left` more are passed before
+    one fails (-1: none fails).
+    """
 
     def __init__(self) -> None:
         self.left = -1
@@ -123,7 +144,9 @@ def asked_through(trouble: Trouble) -> Iterator[None]:
     policies, proposers = dict(POLICIES), dict(PROPOSERS)
     for name, p in policies.items():
         POLICIES[name] = _watched(p, trouble)
-    PROPOSERS["ngram"] = Proposer("ngram", "", "", lambda tokens, k, c: (trouble.asked("proposer"), ngram(tokens, k, 1, 3))[1])
+    PROPOSERS["ngram"] = Proposer(
+        "ngram", "", "", lambda tokens, k, c: (trouble.asked("proposer"), ngram(tokens, k, 1, 3))[1]
+    )
     try:
         yield
     finally:
@@ -142,6 +165,7 @@ def _watched(p: Policy, trouble: Trouble) -> Policy:
             return p.admit(r, now)
 
     if type(p).rank_all is not Policy.rank_all:
+
         def rank_all(self: Any, rs: Any, now: float) -> list[Any]:
             trouble.asked("policy, ranks of the queue")
             return p.rank_all(rs, now)

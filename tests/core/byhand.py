@@ -1,4 +1,6 @@
-"""Workloads small enough to work out by hand, and what to read off their runs: shared by the tests of disciplines of other engines, orders, victims and limits."""
+"""Workloads small enough to work out by hand, and what to read off their runs: shared by the tests of
+disciplines of other engines, orders, victims and limits.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,26 @@ from cbviz.trace.trace import Trace
 from tests.core.fuzz import Case, case, play
 
 PLAIN: dict[str, Any] = {
-    "discipline": "chunked", "policy": "fcfs", "block_size": 4, "num_blocks": 33, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "sliding_window": 0,
-    "enable_prefix_caching": False, "watermark": 0.0, "long_prefill_token_threshold": 0, "scheduler_reserve_full_isl": None, "victim": None,
+    "discipline": "chunked",
+    "policy": "fcfs",
+    "block_size": 4,
+    "num_blocks": 33,
+    "max_model_len": 64,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "sliding_window": 0,
+    "enable_prefix_caching": False,
+    "watermark": 0.0,
+    "long_prefill_token_threshold": 0,
+    "scheduler_reserve_full_isl": None,
+    "victim": None,
 }
 """A case in which nothing is drawn."""
 
 
-def byhand(specs: list[RequestSpec], at: dict[int, list[tuple[str, Any]]] | None = None, **fields: Any) -> Case:
+def byhand(
+    specs: list[RequestSpec], at: dict[int, list[tuple[str, Any]]] | None = None, **fields: Any
+) -> Case:
     c = case(0, inputs=False, **(PLAIN | fields))
     c.specs, c.at = specs, at or {}
     return c

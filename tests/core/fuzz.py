@@ -1,6 +1,8 @@
-"""Random workloads over tiny pools, and a judge that looks at everything after every step: what the tests of core, engine and session share.
+"""Random workloads over tiny pools, and a judge that looks at everything after every step: what the tests of
+core, engine and session share.
 
-`LedgerRunner` stands for a model: it keeps what every KV slot holds and refuses to read a slot that holds anything but what it should.
+`LedgerRunner` stands for a model: it keeps what every KV slot holds and refuses to read a slot that holds
+anything but what it should.
 """
 
 from __future__ import annotations
@@ -34,18 +36,25 @@ CAPABILITIES = ["schedule", "blocks", "tokens", "reasons", "accounting", "time",
 
 
 class LedgerRunner(SimRunner):
-    """Made-up tokens over real bookkeeping: slot (block, offset) holds a hash of all tokens up to it, as KV does in a causal model.
+    """Made-up tokens over real bookkeeping: slot (block, offset) holds a hash of all tokens up to it, as KV
+    does in a causal model.
 
-    Like a layer, it writes the slots of all chunks first and reads afterwards. `fail` is asked before each pass, with the plan; if it returns an
-    exception, half of the slots are written and the exception is raised.
+    Like a layer, it writes the slots of all chunks first and reads afterwards. `fail` is asked before each
+    pass, with the plan; if it returns an exception, half of the slots are written and the exception is
+    raised.
     """
 
-    def __init__(self, config: EngineConfig, fail: Callable[[SchedulerOutput], BaseException | None] | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, fail: Callable[[SchedulerOutput], BaseException | None] | None = None
+    ) -> None:
         super().__init__(SPEC, config.seed)
         self.block_size = config.block_size
         self.window, self.sinks = config.sliding_window, config.attention_sinks
         self.healed = 0
-        """Blocks that a copy should have brought and did not: computed again. More than 0 only after a restore or a failed step."""
+        """Blocks that a copy should have brought and did not: computed again.
+
+        More than 0 only after a restore or a failed step.
+        """
         self.limit = config.max_model_len or 0
         self.slots: dict[tuple[int, int], int] = {}
         self.fail = fail
@@ -68,15 +77,31 @@ class LedgerRunner(SimRunner):
         for c in plan.chunks:
             end = c.start + c.num_tokens
             known = end - c.num_draft
-            assert c.num_tokens > c.num_draft and known <= len(c.tokens) and end <= len(c.block_table) * size, f"{c}: {len(c.tokens)} tokens, table {c.block_table}"
-            assert not c.num_draft or (c.sample and known == len(c.tokens) and c.draft_token_ids is not None and len(c.draft_token_ids) == c.num_draft), c
+            assert (
+                c.num_tokens > c.num_draft and known <= len(c.tokens) and end <= len(c.block_table) * size
+            ), f"{c}: {len(c.tokens)} tokens, table {c.block_table}"
+            assert not c.num_draft or (
+                c.sample
+                and known == len(c.tokens)
+                and c.draft_token_ids is not None
+                and len(c.draft_token_ids) == c.num_draft
+            ), c
             chain = self.chain(c.request_id, c.tokens, known)
-            drafted = [hash((chain[known - 1], *c.draft_token_ids[: j + 1])) for j in range(c.num_draft)] if c.draft_token_ids else []
-            writes += [((c.block_table[p // size], p % size), chain[p] if p < known else drafted[p - known]) for p in range(c.start, end)]
+            drafted = (
+                [hash((chain[known - 1], *c.draft_token_ids[: j + 1])) for j in range(c.num_draft)]
+                if c.draft_token_ids
+                else []
+            )
+            writes += [
+                ((c.block_table[p // size], p % size), chain[p] if p < known else drafted[p - known])
+                for p in range(c.start, end)
+            ]
         error = self.fail(plan) if self.fail is not None else None
         moved = {d for d, _ in plan.swaps_in} | {d for _, d in plan.copies}
         self._writing = {slot[0] for slot, _ in writes} | moved
-        assert len({h for _, h in (*plan.swaps_in, *plan.swaps_out)}) == len(plan.swaps_in) + len(plan.swaps_out), "a host block moves twice in a step"
+        assert len({h for _, h in (*plan.swaps_in, *plan.swaps_out)}) == len(plan.swaps_in) + len(
+            plan.swaps_out
+        ), "a host block moves twice in a step"
         for d, h in plan.swaps_out:
             _move_block(self.slots, d, self.host, h, size)
         for src, dst in plan.copies:
@@ -86,7 +111,9 @@ class LedgerRunner(SimRunner):
         moved = {d for d, _ in plan.swaps_in}
         if moved:  # as the real runner does: what the host does not hold any more is computed again
             mine = [c for c in plan.chunks if moved.intersection(c.block_table)]
-            self.healed += self.sync({c.request_id: c.block_table for c in mine}, {c.request_id: c.tokens[: c.start] for c in mine})
+            self.healed += self.sync(
+                {c.request_id: c.block_table for c in mine}, {c.request_id: c.tokens[: c.start] for c in mine}
+            )
         assert NULL_BLOCK not in self._writing, "a write to the null block"
         for slot, _ in writes:
             self.slots.pop(slot, None)
@@ -95,26 +122,34 @@ class LedgerRunner(SimRunner):
                 self.slots[slot] = -1  # half a value
             raise error
         for slot, value in writes:
-            assert self.slots.setdefault(slot, value) == value, f"two requests write different values into slot {slot}"
+            assert self.slots.setdefault(slot, value) == value, (
+                f"two requests write different values into slot {slot}"
+            )
         for c in plan.chunks:
             chain = self._chains[c.request_id]
             first = max(0, c.start - self.window + 1) if self.window else 0
             for p in (*range(min(first, self.sinks)), *range(first, c.start + c.num_tokens - c.num_draft)):
                 slot = c.block_table[p // size], p % size
                 assert slot[0] != NULL_BLOCK and self.slots.get(slot) == chain[p], (
-                    f"step {plan.step}: {c.request_id} reads position {p} from slot {slot}, which holds something else")
+                    f"step {plan.step}: {c.request_id} reads position {p} from slot {slot}, which holds "
+                    "something else"
+                )
         self._writing = set()
         out = super().execute(plan)
         for c in plan.chunks:
             new = out.token_ids.get(c.request_id, [])
             for j, t in enumerate(new[:-1]):  # what was accepted stays
                 p = c.start + c.num_tokens - c.num_draft + j
-                self.slots[c.block_table[p // size], p % size] = self.chain(c.request_id, [*c.tokens, *new[: j + 1]], p + 1)[p]
+                self.slots[c.block_table[p // size], p % size] = self.chain(
+                    c.request_id, [*c.tokens, *new[: j + 1]], p + 1
+                )[p]
                 assert t == c.draft_token_ids[j]  # type: ignore[index]
             if new and plan.drafting is not None and plan.drafting.method in ("self-draft", "draft-model"):
                 at = c.start + c.num_tokens - c.num_draft + len(new) - 1
                 ends = min(at + plan.drafting.num_tokens, self.limit)
-                assert ends <= len(c.block_table) * size, f"{c}: no slots for drafts up to {ends}, table {c.block_table}"
+                assert ends <= len(c.block_table) * size, (
+                    f"{c}: no slots for drafts up to {ends}, table {c.block_table}"
+                )
                 for p in range(at, ends):  # the drafting layers' own, of no use to anybody else
                     self.slots[c.block_table[p // size], p % size] = -2
         return out
@@ -139,7 +174,9 @@ class LedgerRunner(SimRunner):
         self._writing = set()
 
 
-def _move_block(here: dict[tuple[int, int], int], a: int, there: dict[tuple[int, int], int], b: int, size: int) -> None:
+def _move_block(
+    here: dict[tuple[int, int], int], a: int, there: dict[tuple[int, int], int], b: int, size: int
+) -> None:
     for i in range(size):
         there.pop((b, i), None)
         if (a, i) in here:
@@ -160,8 +197,12 @@ class Case:
         return f"Case({changed}, {len(self.specs)} requests, inputs {self.at})"
 
 
-def case(seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool = False, **fields: Any) -> Case:
-    """A random case; `fields` of EngineConfig are as given. `limits`: timeouts, deadlines, full queues, shedding, degradation and sessions may be drawn as well.
+def case(
+    seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool = False, **fields: Any
+) -> Case:
+    """A random case; `fields` of EngineConfig are as given.
+
+    `limits`: timeouts, deadlines, full queues, shedding, degradation and sessions may be drawn as well.
     `drafts`: with speculative decoding (where the discipline takes it).
 
     Equal arguments, equal cases.
@@ -174,16 +215,30 @@ def case(seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool =
     limit = max(2, min(limit, (num_blocks - 1) * block_size))
     # values that hold from the start come first, so that a fixed field changes no other draw
     drawn: dict[str, Any] = {
-        "block_size": block_size, "num_blocks": num_blocks, "max_model_len": limit, "max_num_seqs": rng.choice((1, 3, 4, 8)), "enable_prefix_caching": rng.random() < 0.7,
-        "discipline": rng.choice(DISCIPLINE_NAMES), "policy": rng.choice(POLICY_NAMES), "seed": seed, "clock": "modelled",
-        "sliding_window": rng.choice((0, 0, 0, rng.randint(2, 30))), "watermark": rng.choice((0.0, 0.0, 0.0, 0.1)),
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "max_model_len": limit,
+        "max_num_seqs": rng.choice((1, 3, 4, 8)),
+        "enable_prefix_caching": rng.random() < 0.7,
+        "discipline": rng.choice(DISCIPLINE_NAMES),
+        "policy": rng.choice(POLICY_NAMES),
+        "seed": seed,
+        "clock": "modelled",
+        "sliding_window": rng.choice((0, 0, 0, rng.randint(2, 30))),
+        "watermark": rng.choice((0.0, 0.0, 0.0, 0.1)),
         "long_prefill_token_threshold": rng.choice((0, 0, 0, rng.randint(1, 8))),
         "scheduler_reserve_full_isl": rng.choice((None, None, True, False)),
-        "victim": rng.choice((None, None, "policy", "last", "lowest-priority", "least-work-lost", "fewest-outputs")),
+        "victim": rng.choice(
+            (None, None, "policy", "last", "lowest-priority", "least-work-lost", "fewest-outputs")
+        ),
     }
     budget = rng.choice((None, rng.randint(2, 12), rng.randint(8, 64)))
     drawn.update(fields)
-    if budget is not None and "max_num_batched_tokens" not in fields and DISCIPLINES[drawn["discipline"]].chunked:
+    if (
+        budget is not None
+        and "max_num_batched_tokens" not in fields
+        and DISCIPLINES[drawn["discipline"]].chunked
+    ):
         drawn["max_num_batched_tokens"] = budget
     if drawn["sliding_window"] and "attention_sinks" not in fields and drawn.get("preemption_mode") != "swap":
         own = random.Random(f"sinks {seed}")
@@ -202,12 +257,26 @@ def case(seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool =
         most = rng.randint((limit - n + 1) // 2, limit - n)
         stop = (SimRunner(SPEC, seed).token(f"r{i}", n + rng.randrange(most)),) if rng.random() < 0.2 else ()
         by_step = rng.random() < 0.6
-        specs.append(RequestSpec(f"r{i}", prompt, most, arrival_s=0.0 if by_step else time, arrival_step=step if by_step else None, priority=rng.randint(-2, 2),
-                                 sampling=Sampling(stop_token_ids=stop), output_len=rng.choice((None, None, rng.randint(1, most)))))
+        specs.append(
+            RequestSpec(
+                f"r{i}",
+                prompt,
+                most,
+                arrival_s=0.0 if by_step else time,
+                arrival_step=step if by_step else None,
+                priority=rng.randint(-2, 2),
+                sampling=Sampling(stop_token_ids=stop),
+                output_len=rng.choice((None, None, rng.randint(1, most))),
+            )
+        )
     if drafts and not config.rules.pad:
         own = random.Random(f"drafts {seed}")
-        drawn = {"speculative": own.choice(("ngram", "self-draft", "draft-model")), "num_speculative_tokens": own.choice((1, 2, 3, 5, 8)), "draft_model": "another",
-                 "draft_acceptance": own.choice((0.0, 0.3, 0.7, 0.95, 1.0))}
+        drawn = {
+            "speculative": own.choice(("ngram", "self-draft", "draft-model")),
+            "num_speculative_tokens": own.choice((1, 2, 3, 5, 8)),
+            "draft_model": "another",
+            "draft_acceptance": own.choice((0.0, 0.3, 0.7, 0.95, 1.0)),
+        }
         config = config.replace(**{k: v for k, v in drawn.items() if k not in fields})
     if limits:
         config, specs = _limited(config, specs, random.Random(f"limits {seed}"))
@@ -218,13 +287,24 @@ def case(seed: int, *, inputs: bool = True, limits: bool = False, drafts: bool =
     return Case(config, specs, at)
 
 
-def _limited(config: EngineConfig, specs: list[RequestSpec], rng: random.Random) -> tuple[EngineConfig, list[RequestSpec]]:
-    """With some limits set, some so narrow that most requests meet them, some so wide that few do. A step of these cases takes about 0.1 ms of modelled time."""
+def _limited(
+    config: EngineConfig, specs: list[RequestSpec], rng: random.Random
+) -> tuple[EngineConfig, list[RequestSpec]]:
+    """With some limits set, some so narrow that most requests meet them, some so wide that few do.
+
+    A step of these cases takes about 0.1 ms of modelled time.
+    """
+
     def some(*values: Any) -> Any:
         return rng.choice((0, 0, *values))
 
-    config = config.replace(timeout_s=some(0.001, 0.004, 0.02), shed_after_s=some(0.0005, 0.003), max_waiting_requests=some(1, 3, 6), max_waiting_tokens=some(20, 100),
-                            degrade_above=some(0.05, 0.2, 0.6))
+    config = config.replace(
+        timeout_s=some(0.001, 0.004, 0.02),
+        shed_after_s=some(0.0005, 0.003),
+        max_waiting_requests=some(1, 3, 6),
+        max_waiting_tokens=some(20, 100),
+        degrade_above=some(0.05, 0.2, 0.6),
+    )
     changed = []
     for s in specs:
         deadline = rng.choice((None, None, None, s.arrival_s + rng.choice((0.0, 0.002, 0.01))))
@@ -239,7 +319,11 @@ def solo(spec: RequestSpec, seed: int, limit: int) -> list[int]:
     while True:
         t = runner.token(spec.request_id, n + len(out))
         out.append(t)
-        if t in spec.sampling.stop_token_ids or len(out) in (spec.output_len, spec.max_tokens) or n + len(out) >= limit:
+        if (
+            t in spec.sampling.stop_token_ids
+            or len(out) in (spec.output_len, spec.max_tokens)
+            or n + len(out) >= limit
+        ):
             return out
 
 
@@ -253,7 +337,15 @@ def make_engine(config: EngineConfig, runner: Any = None) -> Engine:
 
 
 def make_trace(config: EngineConfig) -> Trace:
-    return Trace(TraceHeader(config=config.to_dict(), runner="sim", block_size=config.block_size, num_blocks=config.num_blocks, capabilities=CAPABILITIES))
+    return Trace(
+        TraceHeader(
+            config=config.to_dict(),
+            runner="sim",
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            capabilities=CAPABILITIES,
+        )
+    )
 
 
 def ask(engine: Engine, inputs: Sequence[tuple[str, Any]]) -> None:
@@ -273,8 +365,28 @@ def same(state: State, s: Scheduler) -> None:
     for r in s.requests.values():
         f = state.requests[r.request_id]
         assert f.draft_token_ids == r.draft_token_ids
-        ours = (f.status, f.seat_held, f.block_ids, f.num_computed_tokens, f.output_token_ids, f.num_preemptions, f.num_prompt_tokens, f.max_tokens, f.priority)
-        theirs = (r.status.value, r.seat_held, r.block_ids, r.num_computed_tokens, r.output_token_ids, r.num_preemptions, r.num_prompt_tokens, r.max_tokens, r.priority)
+        ours = (
+            f.status,
+            f.seat_held,
+            f.block_ids,
+            f.num_computed_tokens,
+            f.output_token_ids,
+            f.num_preemptions,
+            f.num_prompt_tokens,
+            f.max_tokens,
+            f.priority,
+        )
+        theirs = (
+            r.status.value,
+            r.seat_held,
+            r.block_ids,
+            r.num_computed_tokens,
+            r.output_token_ids,
+            r.num_preemptions,
+            r.num_prompt_tokens,
+            r.max_tokens,
+            r.priority,
+        )
         assert ours == theirs, f"{r.request_id}: the fold has {ours}, the scheduler {theirs}"
         assert f.host_block_ids == r.host_block_ids
         if r.status.value == "running":
@@ -283,8 +395,12 @@ def same(state: State, s: Scheduler) -> None:
             assert (f.wait_reason, f.wait_need, f.wait_have) == r.last_wait
     pool = s.pool
     for b in range(1, pool.num_blocks):
-        assert state.ref_count(b) == pool.ref_count[b], f"block {b}: the fold counts {state.ref_count(b)} references, the pool {pool.ref_count[b]}"
-        assert bool(state.cached[b]) == (pool.block_hash[b] is not None), f"block {b}: cached in the fold {state.cached[b]}, in the pool {pool.block_hash[b]}"
+        assert state.ref_count(b) == pool.ref_count[b], (
+            f"block {b}: the fold counts {state.ref_count(b)} references, the pool {pool.ref_count[b]}"
+        )
+        assert bool(state.cached[b]) == (pool.block_hash[b] is not None), (
+            f"block {b}: cached in the fold {state.cached[b]}, in the pool {pool.block_hash[b]}"
+        )
     assert state.num_free_blocks == pool.num_free
     assert sum(1 for r in state.by_index if r.status == "finished") == s.num_finished
 
@@ -305,7 +421,11 @@ def finish(engine: Engine, trace: Trace, c: Case) -> None:
     assert len(s.host.free) == s.host.num_blocks, "host blocks are missing"
     state = trace.state()
     forked = {e.request_id for record in trace for e in record.events if isinstance(e, ev.Forked)}
-    specs = [y for x in c.specs for y in (x, *(child_spec(x, i) for i in range(1, x.sampling.n) if x.request_id in forked))]
+    specs = [
+        y
+        for x in c.specs
+        for y in (x, *(child_spec(x, i) for i in range(1, x.sampling.n) if x.request_id in forked))
+    ]
     assert set(state.requests) == {x.request_id for x in specs}
     for spec in specs:
         r = state.requests[spec.request_id]
@@ -319,12 +439,23 @@ def finish(engine: Engine, trace: Trace, c: Case) -> None:
             assert r.output_token_ids == alone, f"{spec.request_id}: other tokens than alone"
 
 
-def steps(c: Case, engine: Engine, trace: Trace, *, mirror: Engine | None = None, faults: tuple[type[BaseException], ...] = (), before: Callable[[], object] = lambda: None,
-          most: int = 4000) -> Iterator[StepRecord]:
-    """Steps a case to its end under the judge's eyes; the records. Raises AssertionError if `most` tries are not enough.
+def steps(
+    c: Case,
+    engine: Engine,
+    trace: Trace,
+    *,
+    mirror: Engine | None = None,
+    faults: tuple[type[BaseException], ...] = (),
+    before: Callable[[], object] = lambda: None,
+    most: int = 4000,
+) -> Iterator[StepRecord]:
+    """Steps a case to its end under the judge's eyes; the records.
 
-    `mirror`: applies each record, as it comes back from a file, and must then stand where `engine` stands. `faults`: what a step may raise; all must then be
-    as if it had not been tried, and it is tried again. `before`: called before each try.
+    Raises AssertionError if `most` tries are not enough.
+
+    `mirror`: applies each record, as it comes back from a file, and must then stand where `engine` stands.
+    `faults`: what a step may raise; all must then be as if it had not been tried, and it is tried again.
+    `before`: called before each try.
     """
     engine.enqueue(c.specs)
     if mirror is not None:
@@ -355,7 +486,13 @@ def steps(c: Case, engine: Engine, trace: Trace, *, mirror: Engine | None = None
     raise AssertionError(f"the run did not end in {most} steps")
 
 
-def play(c: Case, engine: Engine | None = None, *, mirror: Engine | None = None, faults: tuple[type[BaseException], ...] = ()) -> tuple[Engine, Trace]:
+def play(
+    c: Case,
+    engine: Engine | None = None,
+    *,
+    mirror: Engine | None = None,
+    faults: tuple[type[BaseException], ...] = (),
+) -> tuple[Engine, Trace]:
     """Runs a case to its end, with everything that must hold there. See `steps`."""
     engine = engine or make_engine(c.config)
     trace = make_trace(c.config)

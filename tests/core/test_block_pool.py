@@ -1,4 +1,6 @@
-"""The block pool against a slow obvious twin: lists and dictionaries, copied before each change that may be taken back."""
+"""The block pool against a slow obvious twin: lists and dictionaries, copied before each change that may be
+taken back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from cbviz.core.block_pool import NULL_BLOCK, ROOT, BlockPool, hash_block
 
 
 class Twin:
-    """What the pool says it is: a list of free blocks in the order in which they will be given out, counts, hashes. No linked list, no undo log."""
+    """What the pool says it is: a list of free blocks in the order in which they will be given out, counts,
+    hashes. No linked list, no undo log.
+    """
 
     def __init__(self, num_blocks: int, caching: bool) -> None:
         self.caching = caching
@@ -95,7 +99,9 @@ def same(pool: BlockPool, twin: Twin) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_pool_is_its_twin(seed: int) -> None:
-    """Random allocations, hits, frees, hashes; transactions that are kept or taken back as a whole or to a mark; snapshots."""
+    """Random allocations, hits, frees, hashes; transactions that are kept or taken back as a whole or to a
+    mark; snapshots.
+    """
     rng = random.Random(seed)
     num_blocks, caching = rng.randint(2, 14), rng.random() < 0.8
     pool, twin = BlockPool(num_blocks, caching), Twin(num_blocks, caching)
@@ -128,7 +134,9 @@ def test_the_pool_is_its_twin(seed: int) -> None:
                 pool.cache(b, h)
                 twin.cache(b, h)
         elif what < 0.65:
-            carried = [b for b in range(1, num_blocks) if pool.block_hash[b] is not None and pool.ref_count[b]]
+            carried = [
+                b for b in range(1, num_blocks) if pool.block_hash[b] is not None and pool.ref_count[b]
+            ]
             if carried:
                 b = rng.choice(carried)
                 pool.uncache(b)
@@ -167,7 +175,9 @@ def test_a_block_taken_and_freed_in_one_step_goes_back_to_its_place() -> None:
 
 
 def test_freed_blocks_are_reused_in_vllms_order() -> None:
-    """Uncached blocks of a freed table come back first, the last one foremost; cached ones last, the last of the table before the first."""
+    """Uncached blocks of a freed table come back first, the last one foremost; cached ones last, the last of
+    the table before the first.
+    """
     pool = BlockPool(8)
     ids, _ = pool.allocate(5, "a")
     assert ids == [1, 2, 3, 4, 5]
@@ -203,15 +213,36 @@ def test_the_hash_is_the_same_in_every_run() -> None:
 
     It must not depend on the process, its hash seed or the machine's word size.
     """
-    assert hash_block(ROOT, (1, 2, 3)).hex() == "622ecdd1b67656196168b548ad806099aa4ccb8aa73debe055fc15805f5ac9d9"
+    assert (
+        hash_block(ROOT, (1, 2, 3)).hex()
+        == "622ecdd1b67656196168b548ad806099aa4ccb8aa73debe055fc15805f5ac9d9"
+    )
 
 
 def test_crafted_prompts_do_not_collide() -> None:
-    """Whoever knows the scheme still can't make one prompt look like another: other parents, other cuts, other signs and sizes of ids, other windows."""
+    """Whoever knows the scheme still can't make one prompt look like another: other parents, other cuts,
+    other signs and sizes of ids, other windows.
+    """
     prompts: list[tuple[list[int], int, bytes]] = [
-        ([1, 2, 3, 4], 2, b""), ([1, 2, 3, 4], 4, b""), ([1, 2, 3, 4], 1, b""), ([3, 4, 1, 2], 2, b""), ([12, 34], 2, b""), ([1, 234], 2, b""), ([123, 4], 2, b""),
-        ([-1, -2], 2, b""), ([2**63 - 1, -2], 2, b""), ([0xFFFFFFFF, 0xFFFFFFFE], 2, b""), ([0, 0], 2, b""), ([0], 1, b""), ([0, 0, 0], 3, b""), ([1, 2], 2, b"window 4"),
-        ([256, 0], 2, b""), ([0, 256], 2, b""), ([1 << 32, 0], 2, b""), ([0, 1 << 32], 2, b""), ([1, 2], 2, b"window 44"),
+        ([1, 2, 3, 4], 2, b""),
+        ([1, 2, 3, 4], 4, b""),
+        ([1, 2, 3, 4], 1, b""),
+        ([3, 4, 1, 2], 2, b""),
+        ([12, 34], 2, b""),
+        ([1, 234], 2, b""),
+        ([123, 4], 2, b""),
+        ([-1, -2], 2, b""),
+        ([2**63 - 1, -2], 2, b""),
+        ([0xFFFFFFFF, 0xFFFFFFFE], 2, b""),
+        ([0, 0], 2, b""),
+        ([0], 1, b""),
+        ([0, 0, 0], 3, b""),
+        ([1, 2], 2, b"window 4"),
+        ([256, 0], 2, b""),
+        ([0, 256], 2, b""),
+        ([1 << 32, 0], 2, b""),
+        ([0, 1 << 32], 2, b""),
+        ([1, 2], 2, b"window 44"),
     ]
     seen: dict[bytes, Any] = {ROOT: "root"}
     for tokens, size, extra in prompts:
@@ -227,7 +258,9 @@ def test_crafted_prompts_do_not_collide() -> None:
 
 
 def test_an_extra_cannot_be_forged_by_tokens() -> None:
-    """A window's mark is bytes behind whole 64-bit ids: a block of one more token whose bytes spell the mark has another number of ids."""
+    """A window's mark is bytes behind whole 64-bit ids: a block of one more token whose bytes spell the mark
+    has another number of ids.
+    """
     mark = b"window 4"
     spelled = int.from_bytes(mark, "little")
     assert len(mark) == 8

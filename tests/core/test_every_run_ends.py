@@ -1,6 +1,8 @@
-"""Every run ends or says why not, whatever the knobs: disciplines, policies, victim rules, techniques, n, beams, thresholds and tight pools, drawn independently.
+"""Every run ends or says why not, whatever the knobs: disciplines, policies, victim rules, techniques, n,
+beams, thresholds and tight pools, drawn independently.
 
-For more draws than a test should make: `python -m tests.core.test_every_run_ends FIRST_SEED NUM`, which prints how they ended and names each seed that failed.
+For more draws than a test should make: `python -m tests.core.test_every_run_ends FIRST_SEED NUM`, which
+prints how they ended and names each seed that failed.
 """
 
 from __future__ import annotations
@@ -23,14 +25,19 @@ NUM = 500
 
 
 def outcome(drawn: Drawn) -> tuple[str, int]:
-    """How the run ends, and the steps it takes; `refused` where the knobs don't go together. The checker is asked after each step.
+    """How the run ends, and the steps it takes; `refused` where the knobs don't go together.
+
+    The checker is asked after each step.
 
     A run that ends was never more than half way to being called stuck: the limit has room.
     """
     late: list[str] = []
 
     def look(s: Session) -> None:
-        if s.engine._stalled > PATIENCE_STEPS // 2 and s.engine._stalled > (most := patience(s.engine.scheduler)) / 2:
+        if (
+            s.engine._stalled > PATIENCE_STEPS // 2
+            and s.engine._stalled > (most := patience(s.engine.scheduler)) / 2
+        ):
             late.append(f"step {s.engine.step_count}: {s.engine._stalled} steps of {most}")
 
     with drawn.named():
@@ -43,7 +50,10 @@ def outcome(drawn: Drawn) -> tuple[str, int]:
             return "stuck: " + how, len(s.trace)
         assert not late, late[-1]
         pool = s.engine.scheduler.pool
-        assert all(r.finished or r.status == "refused" for r in s.state().by_index) and pool.num_free == pool.num_blocks - 1
+        assert (
+            all(r.finished or r.status == "refused" for r in s.state().by_index)
+            and pool.num_free == pool.num_blocks - 1
+        )
         return how, len(s.trace)
 
 
@@ -61,7 +71,9 @@ def outcomes(seeds: Iterable[int]) -> Counter[str]:
 
 
 def test_every_run_ends_or_says_why_not() -> None:
-    """With the policies that come with the package none is stuck; that is what the counts say beside the rule itself."""
+    """With the policies that come with the package none is stuck; that is what the counts say beside the rule
+    itself.
+    """
     found = outcomes(range(NUM))
     assert found["ended"] + found["refused"] == NUM, [k for k in found if k.startswith("stuck")]
     assert found["refused"] < NUM / 10
@@ -100,7 +112,9 @@ class Slow(Policy):
 
 
 @pytest.mark.parametrize("policy", [Newcomers, Turning, ShortOnly, Slow])
-def test_under_a_policy_that_means_no_good_every_run_ends_or_is_stuck(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_policy_that_means_no_good_every_run_ends_or_is_stuck(
+    policy: type[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(POLICIES, "typed", policy())
     found: Counter[str] = Counter()
     for seed in range(60):
@@ -124,7 +138,10 @@ def test_many_more_runs_end_or_say_why_not() -> None:
 
 
 def main(first: int, num: int) -> int:
-    """Plays `num` draws from seed `first` on; a failure is printed and the rest goes on. Returns the number of failures."""
+    """Plays `num` draws from seed `first` on; a failure is printed and the rest goes on.
+
+    Returns the number of failures.
+    """
     found: Counter[str] = Counter()
     for seed in range(first, first + num):
         try:
@@ -136,7 +153,11 @@ def main(first: int, num: int) -> int:
             print(f"seed {seed}: {how}", flush=True)
         found[how.split(":")[0]] += 1
         found["steps"] += steps
-    print(f"seeds {first}..{first + num - 1}: " + ", ".join(f"{n:,} {what}" for what, n in sorted(found.items())), flush=True)
+    print(
+        f"seeds {first}..{first + num - 1}: "
+        + ", ".join(f"{n:,} {what}" for what, n in sorted(found.items())),
+        flush=True,
+    )
     return found["failed"]
 
 

@@ -1,4 +1,6 @@
-"""Pools of millions of blocks: what an engine and each fork of it hold in memory, and that long free lists come back as they were."""
+"""Pools of millions of blocks: what an engine and each fork of it hold in memory, and that long free lists
+come back as they were.
+"""
 
 from __future__ import annotations
 
@@ -62,4 +64,8 @@ def test_a_state_makes_room_for_the_blocks_that_are_used() -> None:
     top = max(b for e in s.trace[0].events if isinstance(e, Allocated) for b in e.block_ids)
     assert top > FIRST_BLOCKS
     assert state.held_last(top) == 0
-    assert (state.place(engine.num_blocks - 1), state.held_last(engine.num_blocks - 1), state.is_cached(engine.num_blocks - 1)) == (0, -1, False)
+    assert (
+        state.place(engine.num_blocks - 1),
+        state.held_last(engine.num_blocks - 1),
+        state.is_cached(engine.num_blocks - 1),
+    ) == (0, -1, False)

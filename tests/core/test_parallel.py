@@ -1,4 +1,6 @@
-"""Parallel sampling (n > 1): one prompt, computed once, its blocks shared and copied when somebody writes; under preemption, prefix caching, swapping and abort."""
+"""Parallel sampling (n > 1): one prompt, computed once, its blocks shared and copied when somebody writes;
+under preemption, prefix caching, swapping and abort.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def wide(seed: int, **fields: Any) -> Case:
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
 def test_any_workload_under_any_discipline(discipline: str, mode: str) -> None:
-    """Each sequence says what it says alone; every slot read holds what it should; the accounts close; a mirror that is only told follows."""
+    """Each sequence says what it says alone; every slot read holds what it should; the accounts close; a
+    mirror that is only told follows.
+    """
     copies = 0
     for seed in range(4):
         c = wide(seed, discipline=discipline, preemption_mode=mode)
@@ -54,16 +58,37 @@ def test_any_workload_under_any_discipline(discipline: str, mode: str) -> None:
 
 
 def test_swapped_out_in_the_step_that_copied_for_it() -> None:
-    """A victim that had its share, and its copy on write, taken back: its block holds nothing yet, so what goes to the host is the block it would have been copied from."""
+    """A victim that had its share, and its copy on write, taken back: its block holds nothing yet, so what
+    goes to the host is the block it would have been copied from.
+    """
     specs = [several(spec("a", 10, 6, priority=5), 3), spec("b", 4, 6, first=50), spec("c", 4, 6, first=70)]
-    # 7 blocks of 4. Step 1: 3 for a, shared by three, 1 each for b and c. Step 2: a and a.1 copy the half-full one, then b and c each take one from a.2 and a.1
-    engine, _, trace = follow(byhand(specs, discipline="vllm", victim="lowest-priority", preemption_mode="swap", num_blocks=8, max_model_len=28))
+    # 7 blocks of 4. Step 1: 3 for a, shared by three, 1 each for b and c. Step 2: a and a.1 copy the
+    # half-full one, then b and c each take one from a.2 and a.1
+    engine, _, trace = follow(
+        byhand(
+            specs,
+            discipline="vllm",
+            victim="lowest-priority",
+            preemption_mode="swap",
+            num_blocks=8,
+            max_model_len=28,
+        )
+    )
     assert engine.runner.healed == 0  # type: ignore[attr-defined]
     for kind in (ev.Copied, ev.Unscheduled, ev.SwappedOut):
         assert "a.1" in {e.request_id for e in found(trace, kind, 2)}, kind
     for seed in range(60):
-        c = wide(seed, discipline="vllm", policy="fcfs", preemption_mode="swap", victim=("lowest-priority", "fewest-outputs")[seed % 2], sliding_window=0)
-        c.specs = [msgspec.structs.replace(x, priority=-i) for i, x in enumerate(c.specs)]  # so that those who had their share lose it to later ones
+        c = wide(
+            seed,
+            discipline="vllm",
+            policy="fcfs",
+            preemption_mode="swap",
+            victim=("lowest-priority", "fewest-outputs")[seed % 2],
+            sliding_window=0,
+        )
+        c.specs = [
+            msgspec.structs.replace(x, priority=-i) for i, x in enumerate(c.specs)
+        ]  # so that those who had their share lose it to later ones
         engine, _, trace = follow(c)
         assert engine.runner.healed == 0  # type: ignore[attr-defined]
 
@@ -71,22 +96,44 @@ def test_swapped_out_in_the_step_that_copied_for_it() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_step_that_fails_leaves_everything_as_it_was(seed: int) -> None:
     c, rng = wide(seed, preemption_mode="swap"), random.Random(seed)
-    play(c, make_engine(c.config, LedgerRunner(c.config, lambda plan: OSError("power") if rng.random() < 0.3 else None)), faults=(OSError,))
+    play(
+        c,
+        make_engine(
+            c.config, LedgerRunner(c.config, lambda plan: OSError("power") if rng.random() < 0.3 else None)
+        ),
+        faults=(OSError,),
+    )
 
 
 def test_by_hand() -> None:
-    """Ten prompt tokens in blocks of 4: two full blocks and a half-full one, shared by three. The first two that write copy the half-full one, the last writes in place."""
+    """Ten prompt tokens in blocks of 4: two full blocks and a half-full one, shared by three.
+
+    The first two that write copy the half-full one, the last writes in place.
+    """
     t = run([several(spec("a", 10, 4), 3)], max_num_seqs=3)
     fork = found(t, ev.Forked, 1)[0]
     assert (fork.child_ids, fork.block_ids, fork.num_tokens) == (["a.1", "a.2"], [1, 2, 3], 10)
     assert t.record(1).tokens.total == 10  # the prompt once, not three times
     assert t.record(1).gauges.num_saved_blocks == 6
-    assert [(e.request_id, e.src, e.dst, e.place) for e in found(t, ev.Copied, 2)] == [("a", 3, 4, 2), ("a.1", 3, 5, 2)]
+    assert [(e.request_id, e.src, e.dst, e.place) for e in found(t, ev.Copied, 2)] == [
+        ("a", 3, 4, 2),
+        ("a.1", 3, 5, 2),
+    ]
     s = t.state(2)
     assert [s.requests[i].block_ids for i in ("a", "a.1", "a.2")] == [[1, 2, 4], [1, 2, 5], [1, 2, 3]]
     assert [s.ref_count(b) for b in (1, 2, 3, 4, 5)] == [3, 3, 1, 1, 1]
-    assert any(x == "a goes on as 3 sequences (a, a.1 and a.2): they share 3 blocks of its prompt, computed once; 6 blocks saved" for x in explain(t, 1))
-    assert any(x == "a copied block 3 to 4 before writing: others hold block 3 too (copy-on-write)" for x in explain(t, 2))
+    assert any(
+        x
+        == (
+            "a goes on as 3 sequences (a, a.1 and a.2): they share 3 blocks of its prompt, computed once; "
+            "6 blocks saved"
+        )
+        for x in explain(t, 1)
+    )
+    assert any(
+        x == "a copied block 3 to 4 before writing: others hold block 3 too (copy-on-write)"
+        for x in explain(t, 2)
+    )
     outs = t.state().outputs("a")
     assert len(outs) == 3 and all(len(x) == 4 for x in outs) and len({tuple(x) for x in outs}) == 3
 
@@ -102,8 +149,14 @@ def test_sequences_say_what_requests_of_their_ids_say() -> None:
 
 
 def test_seats_are_kept_for_the_sequences_to_come() -> None:
-    """Five seats; a has four sequences, so b finds one free while a's prompt is still being computed, and c none."""
-    t = run([several(spec("a", 20, 4), 4), spec("b", 3, 8), several(spec("c", 3, 2), 2)], max_num_seqs=5, max_num_batched_tokens=12)
+    """Five seats; a has four sequences, so b finds one free while a's prompt is still being computed, and c
+    none.
+    """
+    t = run(
+        [several(spec("a", 20, 4), 4), spec("b", 3, 8), several(spec("c", 3, 2), 2)],
+        max_num_seqs=5,
+        max_num_batched_tokens=12,
+    )
     assert found(t, ev.NotAdmitted)[0].reason in ("budget", "seats")
     waits = [e for e in found(t, ev.NotAdmitted) if e.request_id == "c" and e.reason == "seats"]
     assert waits and waits[0].need == 2
@@ -128,7 +181,12 @@ def test_a_parent_that_ended_is_aborted_with_its_children() -> None:
     s = Session([x], runner="sim", block_size=4, num_blocks=40)
     s.step(2)
     stop = s.engine.runner.token("a", 9)  # type: ignore[attr-defined]
-    s = Session([msgspec.structs.replace(x, sampling=Sampling(n=2, stop_token_ids=(stop,)))], runner="sim", block_size=4, num_blocks=40)
+    s = Session(
+        [msgspec.structs.replace(x, sampling=Sampling(n=2, stop_token_ids=(stop,)))],
+        runner="sim",
+        block_size=4,
+        num_blocks=40,
+    )
     while not s.done and (not len(s.trace) or s.request("a").status != "finished"):
         s.step()
     assert s.engine.scheduler.requests["a.1"].status is Status.RUNNING
@@ -138,20 +196,31 @@ def test_a_parent_that_ended_is_aborted_with_its_children() -> None:
 
 
 def test_rewind_fork_and_keyframes() -> None:
-    s = Session([several(spec("a", 10, 150), 3), spec("b", 5, 150)], runner="sim", block_size=4, num_blocks=200, max_model_len=180)
+    s = Session(
+        [several(spec("a", 10, 150), 3), spec("b", 5, 150)],
+        runner="sim",
+        block_size=4,
+        num_blocks=200,
+        max_model_len=180,
+    )
     s.run()
     outputs, digest = {i: s.request(i).output_token_ids for i in s.request_ids}, s.digest()
     s.rewind(120)  # from the keyframe at step 100: children are made from their parent's spec
     b = s.fork()
     s.run()
     b.run()
-    assert {i: s.request(i).output_token_ids for i in s.request_ids} == outputs and s.digest() == digest == b.digest()
+    assert {
+        i: s.request(i).output_token_ids for i in s.request_ids
+    } == outputs and s.digest() == digest == b.digest()
 
 
-@pytest.mark.parametrize(("bad", "fields", "said"), [
-    (several(spec("a", 4, 4), 9), {"max_num_seqs": 8}, "n is 9, but there are 8 seats"),
-    (several(spec("a", 4, 4), 2), {"kv_allocation": "contiguous"}, "nobody shares blocks"),
-])
+@pytest.mark.parametrize(
+    ("bad", "fields", "said"),
+    [
+        (several(spec("a", 4, 4), 9), {"max_num_seqs": 8}, "n is 9, but there are 8 seats"),
+        (several(spec("a", 4, 4), 2), {"kv_allocation": "contiguous"}, "nobody shares blocks"),
+    ],
+)
 def test_what_can_not_be(bad: RequestSpec, fields: dict[str, Any], said: str) -> None:
     s = Session(None, runner="sim", **fields)
     with pytest.raises(RequestError, match=said):
@@ -161,7 +230,9 @@ def test_what_can_not_be(bad: RequestSpec, fields: dict[str, Any], said: str) ->
 def test_seats_can_not_be_taken_from_sequences_to_come() -> None:
     s = Session([several(spec("a", 40, 4), 3)], runner="sim", max_num_batched_tokens=16)
     s.step()
-    with pytest.raises(ConfigError, match="max_num_seqs is 2, but the 3 sequences of a need a seat each: the least is 3"):
+    with pytest.raises(
+        ConfigError, match="max_num_seqs is 2, but the 3 sequences of a need a seat each: the least is 3"
+    ):
         s.configure(max_num_seqs=2)
     s.step(2)
     s.configure(max_num_seqs=2)  # they are there, and keep their seats
@@ -174,7 +245,9 @@ def test_seats_can_not_be_taken_from_sequences_to_come() -> None:
 
 @pytest.mark.parametrize("stops", ["a", "a.1"])
 def test_on_a_tape_each_sequence_has_its_own_length(stops: str) -> None:
-    """One of three ends early: under another schedule, on the recorded tokens, it does so again, and the others do not."""
+    """One of three ends early: under another schedule, on the recorded tokens, it does so again, and the
+    others do not.
+    """
     ends = SimRunner(models.get("smollm2"), 0).token(stops, 10 + 5)
     asked = spec("a", 10, 20, sampling=Sampling(n=3, stop_token_ids=(ends,)))
     s = Session([asked], runner="sim")
@@ -188,8 +261,17 @@ def test_on_a_tape_each_sequence_has_its_own_length(stops: str) -> None:
 
 
 def test_sequences_in_what_is_told_of_a_run() -> None:
-    """Their steps are counted from the fork on, two runs with them are compared, and without paging each would have had a piece of its own."""
-    s = Session([several(spec(i, 30, 12), n) for i, n in (("a", 3), ("b", 2), ("c", 1))], runner="sim", discipline="chunked", num_blocks=40, block_size=4, max_num_seqs=6)
+    """Their steps are counted from the fork on, two runs with them are compared, and without paging each
+    would have had a piece of its own.
+    """
+    s = Session(
+        [several(spec(i, 30, 12), n) for i, n in (("a", 3), ("b", 2), ("c", 1))],
+        runner="sim",
+        discipline="chunked",
+        num_blocks=40,
+        block_size=4,
+        max_num_seqs=6,
+    )
     t = s.fork(max_num_seqs=3, num_blocks=24)
     s.run()
     t.run()
@@ -211,9 +293,19 @@ def test_sequences_in_what_is_told_of_a_run() -> None:
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_why_knows_blocks_that_sequences_share(mode: str) -> None:
-    """Who holds a block follows from its life at every step, also where the pool gets smaller; what an admission will find in the cache is foretold."""
-    s = Session([several(spec(i, 30, 12), n) for i, n in (("a", 3), ("b", 2), ("c", 1), ("d", 3))], runner="sim", discipline="vllm", num_blocks=40, block_size=4, max_num_seqs=6,
-                preemption_mode=mode, swap_blocks=20)
+    """Who holds a block follows from its life at every step, also where the pool gets smaller; what an
+    admission will find in the cache is foretold.
+    """
+    s = Session(
+        [several(spec(i, 30, 12), n) for i, n in (("a", 3), ("b", 2), ("c", 1), ("d", 3))],
+        runner="sim",
+        discipline="vllm",
+        num_blocks=40,
+        block_size=4,
+        max_num_seqs=6,
+        preemption_mode=mode,
+        swap_blocks=20,
+    )
     s.run(max_steps=6)
     s = s.fork(num_blocks=24)
     s.run()
@@ -226,7 +318,9 @@ def test_why_knows_blocks_that_sequences_share(mode: str) -> None:
             held = 0
             for x in found.facts["life"]:
                 whats.add(x["what"])
-                held = 1 if x["what"] == "allocated" else 0 if x["what"] == "evicted" else x.get("holders", held)
+                held = (
+                    1 if x["what"] == "allocated" else 0 if x["what"] == "evicted" else x.get("holders", held)
+                )
             assert held == len(found.facts["holders"]) == state.ref_count(b), (step, b, found.facts)
         for rid in state.requests:
             why_waiting(s.trace, step, rid)

@@ -1,4 +1,6 @@
-"""Who goes first, who loses: the built-in policies on queues worked out by hand, and policies typed in a cell, good and bad."""
+"""Who goes first, who loses: the built-in policies on queues worked out by hand, and policies typed in a
+cell, good and bad.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,26 @@ def registry() -> Iterator[None]:
 
 def one_seat(policy: str, specs: list[RequestSpec], **fields: Any) -> Trace:
     """One seat, whole prompts: the order of admission is the policy's order."""
-    c = case(0, discipline="chunked", policy=policy, inputs=False,
-             **{"block_size": 4, "num_blocks": 33, "max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 64, "sliding_window": 0, "enable_prefix_caching": False,
-                "watermark": 0.0, "long_prefill_token_threshold": 0, "scheduler_reserve_full_isl": None, "victim": None, **fields})
+    c = case(
+        0,
+        discipline="chunked",
+        policy=policy,
+        inputs=False,
+        **{
+            "block_size": 4,
+            "num_blocks": 33,
+            "max_model_len": 64,
+            "max_num_seqs": 1,
+            "max_num_batched_tokens": 64,
+            "sliding_window": 0,
+            "enable_prefix_caching": False,
+            "watermark": 0.0,
+            "long_prefill_token_threshold": 0,
+            "scheduler_reserve_full_isl": None,
+            "victim": None,
+            **fields,
+        },
+    )
     c.specs = specs
     return play(c)[1]
 
@@ -45,14 +64,23 @@ def spec(rid: str, prompt: int, outputs: int, step: int = 1, priority: int = 0, 
 
 
 # a runs first, alone; the others arrive while it does
-QUEUE = [spec("a", 4, 9), spec("b", 20, 9, step=2, priority=1), spec("c", 8, 3, step=3, priority=2), spec("d", 3, 30, step=4, priority=0), spec("e", 8, 3, step=5, priority=1)]
+QUEUE = [
+    spec("a", 4, 9),
+    spec("b", 20, 9, step=2, priority=1),
+    spec("c", 8, 3, step=3, priority=2),
+    spec("d", 3, 30, step=4, priority=0),
+    spec("e", 8, 3, step=5, priority=1),
+]
 
 
-@pytest.mark.parametrize("policy, order", [
-    ("fcfs", "abcde"),
-    ("priority", "adbec"),
-    ("sjf", "acebd"),  # 11, 11, 29 and 33 tokens to do; c came before e
-])
+@pytest.mark.parametrize(
+    "policy, order",
+    [
+        ("fcfs", "abcde"),
+        ("priority", "adbec"),
+        ("sjf", "acebd"),  # 11, 11, 29 and 33 tokens to do; c came before e
+    ],
+)
 def test_order(policy: str, order: str) -> None:
     assert "".join(admitted(one_seat(policy, QUEUE))) == order
 
@@ -65,13 +93,34 @@ def test_sjf_goes_by_the_known_length() -> None:
 
 def test_the_queue_says_where_a_request_stands() -> None:
     trace = one_seat("priority", QUEUE)
-    assert [(e.request_id, e.position) for r in trace for e in r.events if isinstance(e, ev.Arrived)] == [("a", 0), ("b", 0), ("c", 1), ("d", 0), ("e", 2)]
+    assert [(e.request_id, e.position) for r in trace for e in r.events if isinstance(e, ev.Arrived)] == [
+        ("a", 0),
+        ("b", 0),
+        ("c", 1),
+        ("d", 0),
+        ("e", 2),
+    ]
     assert trace.state(5).waiting == ["d", "b", "e", "c"]
 
 
 def test_a_changed_policy_reorders_the_queue_and_says_so() -> None:
-    c = case(0, discipline="chunked", policy="fcfs", inputs=False, block_size=4, num_blocks=33, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64, sliding_window=0,
-             enable_prefix_caching=False, watermark=0.0, long_prefill_token_threshold=0, scheduler_reserve_full_isl=None, victim=None)
+    c = case(
+        0,
+        discipline="chunked",
+        policy="fcfs",
+        inputs=False,
+        block_size=4,
+        num_blocks=33,
+        max_model_len=64,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        sliding_window=0,
+        enable_prefix_caching=False,
+        watermark=0.0,
+        long_prefill_token_threshold=0,
+        scheduler_reserve_full_isl=None,
+        victim=None,
+    )
     c.specs = QUEUE
     c.at = {7: [("configure", {"policy": "priority"})]}
     _, trace = play(c)
@@ -88,7 +137,9 @@ def test_who_loses_its_blocks(policy: str, loser: str) -> None:
     assert first.request_id == loser and first.ranking[0][0] == loser
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICY_NAMES if p not in ("sjf-predicted", "sjf-wrong")])  # these two guess from the id
+@pytest.mark.parametrize(
+    "policy", [p for p in POLICY_NAMES if p not in ("sjf-predicted", "sjf-wrong")]
+)  # these two guess from the id
 def test_ties_end_in_arrival_order(policy: str) -> None:
     """Equal requests: whatever a policy looks at, the earlier one goes first."""
     specs = [RequestSpec(f"r{i}", (1, 2, 3), 4, arrival_step=1) for i in range(6)]
@@ -138,8 +189,19 @@ def test_a_running_engine_takes_the_new_text_of_its_cell() -> None:
     def mine(r: Any, now: float) -> int:
         return r.seq
 
-    c = case(0, discipline="chunked", policy="mine", inputs=False, block_size=4, num_blocks=33, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64, sliding_window=0,
-             victim=None)
+    c = case(
+        0,
+        discipline="chunked",
+        policy="mine",
+        inputs=False,
+        block_size=4,
+        num_blocks=33,
+        max_model_len=64,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        sliding_window=0,
+        victim=None,
+    )
     engine = make_engine(c.config)
     engine.enqueue(QUEUE)
     for _ in range(5):
@@ -201,14 +263,23 @@ class BadAdmitRaises(BadAdmit):
         raise KeyError("tokens")
 
 
-@pytest.mark.parametrize("f, words", [
-    (bad_raise, "policy bad_raise failed on request try0: ZeroDivisionError"), (bad_name, "has no attribute 'num_left'"), (bad_none, "ranked request try0 None"),
-    (bad_nan, "ranked request try0 nan"), (bad_mixed, "don't compare with each other"), (bad_complex, "don't compare with each other"),
-    (bad_random, "another rank when asked again"),
-    (bad_arguments, "bad_arguments failed on request try0: TypeError"),
-    (BadAdmit, "admit must return True or False"), (BadAdmitRaises, "failed in admit on request try0: KeyError"),
-    (42, "a policy is a function"), ("fcfs", "a policy is a function"),
-])
+@pytest.mark.parametrize(
+    "f, words",
+    [
+        (bad_raise, "policy bad_raise failed on request try0: ZeroDivisionError"),
+        (bad_name, "has no attribute 'num_left'"),
+        (bad_none, "ranked request try0 None"),
+        (bad_nan, "ranked request try0 nan"),
+        (bad_mixed, "don't compare with each other"),
+        (bad_complex, "don't compare with each other"),
+        (bad_random, "another rank when asked again"),
+        (bad_arguments, "bad_arguments failed on request try0: TypeError"),
+        (BadAdmit, "admit must return True or False"),
+        (BadAdmitRaises, "failed in admit on request try0: KeyError"),
+        (42, "a policy is a function"),
+        ("fcfs", "a policy is a function"),
+    ],
+)
 def test_a_mistake_shows_in_the_cell(f: Any, words: str) -> None:
     before = dict(POLICIES)
     with pytest.raises(PolicyError) as e:
@@ -226,14 +297,28 @@ def test_a_policy_can_change_nothing() -> None:
 
 
 def test_ranks_that_stop_comparing_in_the_middle_of_a_run() -> None:
-    """Nothing in the trial shows it: from some request on the ranks are words. Named, and the state is as before."""
+    """Nothing in the trial shows it: from some request on the ranks are words.
+
+    Named, and the state is as before.
+    """
 
     @cb.policy
     def odd(r: Any, now: float) -> Any:
         return "word" if r.request_id == "d" else 1
 
-    c = case(0, discipline="chunked", policy="odd", inputs=False, block_size=4, num_blocks=33, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64, sliding_window=0,
-             victim=None)
+    c = case(
+        0,
+        discipline="chunked",
+        policy="odd",
+        inputs=False,
+        block_size=4,
+        num_blocks=33,
+        max_model_len=64,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        sliding_window=0,
+        victim=None,
+    )
     engine = make_engine(c.config)
     engine.enqueue(QUEUE)
     for _ in range(3):
@@ -257,10 +342,24 @@ def test_victims_whose_ranks_do_not_compare() -> None:
         return "word" if r.request_id == "b" and r.status == "running" else 1
 
     specs = [spec("a", 8, 30), spec("b", 8, 30)]
-    c = case(0, discipline="chunked", policy="late", inputs=False, block_size=4, num_blocks=11, max_model_len=40, max_num_seqs=3, max_num_batched_tokens=64, sliding_window=0,
-             enable_prefix_caching=False, watermark=0.0, victim="policy")
+    c = case(
+        0,
+        discipline="chunked",
+        policy="late",
+        inputs=False,
+        block_size=4,
+        num_blocks=11,
+        max_model_len=40,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        sliding_window=0,
+        enable_prefix_caching=False,
+        watermark=0.0,
+        victim="policy",
+    )
     engine = make_engine(c.config)
     engine.enqueue(specs)
+
     def go_on() -> None:
         for _ in range(40):
             engine.step()
@@ -271,9 +370,13 @@ def test_victims_whose_ranks_do_not_compare() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match=r"policy is 'priorty', it must be one of .*did you mean 'priority'"):
+    with pytest.raises(
+        ConfigError, match=r"policy is 'priorty', it must be one of .*did you mean 'priority'"
+    ):
         get_policy("priorty")
-    with pytest.raises(ConfigError, match=r"victim is 'least-work', it must be one of .*did you mean 'least-work-lost'"):
+    with pytest.raises(
+        ConfigError, match=r"victim is 'least-work', it must be one of .*did you mean 'least-work-lost'"
+    ):
         check_victim("least-work")
     for name in (None, *VICTIMS):
         check_victim(name)

@@ -1,4 +1,6 @@
-"""Speculative decoding in the control plane: every discipline with every kind of proposer, over tiny pools, with preemption, prefix hits, windows, aborts and knobs that change."""
+"""Speculative decoding in the control plane: every discipline with every kind of proposer, over tiny pools,
+with preemption, prefix hits, windows, aborts and knobs that change.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,14 @@ def test_hypothesis_workloads(seed: int, discipline: str, policy: str, caching: 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_mirror_follows_and_knobs_change(seed: int) -> None:
-    """Speculation goes on and off and changes in the middle; an engine that only hears of it stands where the first one stands."""
+    """Speculation goes on and off and changes in the middle; an engine that only hears of it stands where the
+    first one stands.
+    """
     c = case(seed, discipline=TAKES_DRAFTS[seed % len(TAKES_DRAFTS)], drafts=True)
     c.at.setdefault(7, []).append(("configure", {"speculative": "off"}))
-    c.at.setdefault(12, []).append(("configure", {"speculative": "self-draft", "num_speculative_tokens": 4, "draft_acceptance": 0.8}))
+    c.at.setdefault(12, []).append(
+        ("configure", {"speculative": "self-draft", "num_speculative_tokens": 4, "draft_acceptance": 0.8})
+    )
     c.at.setdefault(20, []).append(("configure", {"discipline": "vllm", "num_speculative_tokens": 2}))
     c.at.setdefault(26, []).append(("configure", {"speculative": "ngram"}))
     follow(c)
@@ -69,14 +75,21 @@ def test_a_failed_pass_takes_the_drafts_back() -> None:
 
 
 def test_the_cases_are_hard() -> None:
-    """Drafts are accepted, thrown away, cut by the budget, lost to a preemption, taken back after they were scheduled, and made up to lengthen a row."""
+    """Drafts are accepted, thrown away, cut by the budget, lost to a preemption, taken back after they were
+    scheduled, and made up to lengthen a row.
+    """
     seen: dict[str, int] = {}
 
     def count(what: str, n: int) -> None:
         seen[what] = seen.get(what, 0) + n
 
     for seed in range(210):
-        c = case(seed, discipline=("vllm", "chunked", "max-util")[seed % 3], policy=("fcfs", "priority")[seed % 2], drafts=True)
+        c = case(
+            seed,
+            discipline=("vllm", "chunked", "max-util")[seed % 3],
+            policy=("fcfs", "priority")[seed % 2],
+            drafts=True,
+        )
         _, trace = play(c)
         held: dict[str, int] = {}
         for record in trace:
@@ -97,7 +110,15 @@ def test_the_cases_are_hard() -> None:
                     count("accepted", planned[e.request_id] - e.num_rejected)
                 elif isinstance(e, ev.PrefixHit):
                     count("hits", 1)
-    least = {"padding": 3, "cut": 20, "lost": 5, "taken back": 1, "rejected": 500, "accepted": 1000, "hits": 20}
+    least = {
+        "padding": 3,
+        "cut": 20,
+        "lost": 5,
+        "taken back": 1,
+        "rejected": 500,
+        "accepted": 1000,
+        "hits": 20,
+    }
     assert {k: n for k, n in least.items() if seen.get(k, 0) < n} == {}, seen
 
 
@@ -110,7 +131,11 @@ def test_speculation_saves_steps_and_says_the_same() -> None:
         s.run()
         return s
 
-    plain, right, wrong = steps(), steps(speculative="ngram", draft_acceptance=1.0), steps(speculative="ngram", draft_acceptance=0.0)
+    plain, right, wrong = (
+        steps(),
+        steps(speculative="ngram", draft_acceptance=1.0),
+        steps(speculative="ngram", draft_acceptance=0.0),
+    )
     assert len(plain.trace) == len(wrong.trace) == 41
     assert len(right.trace) == 1 + 40 // 4
     words = [s.request("r").output_token_ids for s in (plain, right, wrong)]
@@ -120,7 +145,7 @@ def test_speculation_saves_steps_and_says_the_same() -> None:
     assert sum(r.tokens.rejected for r in wrong.trace) == 37 * 3 + 2 + 1
 
 
-# n-gram ----------------------------------------------------------------------------------------------------------------
+# n-gram -----------------------------------------------------------------------------------------------------
 
 
 def slow_ngram(tokens: list[int], k: int, shortest: int, longest: int) -> list[int]:
@@ -133,7 +158,12 @@ def slow_ngram(tokens: list[int], k: int, shortest: int, longest: int) -> list[i
 
 
 @settings(max_examples=300)
-@given(st.lists(st.integers(0, 3) | st.sampled_from((256, 1 << 40)), max_size=40), st.integers(1, 6), st.integers(1, 4), st.integers(0, 3))
+@given(
+    st.lists(st.integers(0, 3) | st.sampled_from((256, 1 << 40)), max_size=40),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 3),
+)
 def test_ngram_is_its_definition(tokens: list[int], k: int, shortest: int, more: int) -> None:
     assert ngram(tokens, k, shortest, shortest + more) == slow_ngram(tokens, k, shortest, shortest + more)
 
@@ -143,19 +173,32 @@ def test_ngram_on_a_tape_is_a_real_lookup() -> None:
     prompt = (1, 2, 3, 4, 5, 9, 1, 2)
     tape = [3, 4, 5, 7, 1, 2, 3, 4, 5, 7, 1, 2]
     spec = RequestSpec("r", prompt, len(tape))
-    s = cb.Session([spec], runner=TapeRunner(SPEC, {"r": tape}, {"r": len(prompt)}), speculative="ngram", num_speculative_tokens=3)
+    s = cb.Session(
+        [spec],
+        runner=TapeRunner(SPEC, {"r": tape}, {"r": len(prompt)}),
+        speculative="ngram",
+        num_speculative_tokens=3,
+    )
     s.run()
     assert s.request("r").output_token_ids == tape
     first = next(e for r in s.trace for e in r.events if isinstance(e, ev.Proposed))
-    assert first.token_ids == [4, 5, 9] and first.by == "ngram"  # behind the first "1 2 3"; the tape goes on 4 5 7
+    assert (
+        first.token_ids == [4, 5, 9] and first.by == "ngram"
+    )  # behind the first "1 2 3"; the tape goes on 4 5 7
     second = s.trace.record(2)
-    assert [e.num_rejected for e in second.events if isinstance(e, ev.Sampled)] == [1] and second.tokens.rejected == 1
+    assert [e.num_rejected for e in second.events if isinstance(e, ev.Sampled)] == [
+        1
+    ] and second.tokens.rejected == 1
     r = s.trace.state(2).requests["r"]
-    assert r.output_token_ids == [3, 4, 5, 7] and r.output_drafted == [1, 2] and r.checked_drafts == (2, [4, 5, 9], 2)
+    assert (
+        r.output_token_ids == [3, 4, 5, 7]
+        and r.output_drafted == [1, 2]
+        and r.checked_drafts == (2, [4, 5, 9], 2)
+    )
     assert len(s.trace) < len(tape)
 
 
-# a proposer of one's own -----------------------------------------------------------------------------------------------
+# a proposer of one's own ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -176,7 +219,9 @@ def test_a_typed_proposer_runs_and_is_replaced() -> None:
         seen.append(len(tokens))
         return [tokens[-1] + 1 + i for i in range(k)]
 
-    s = cb.Session([RequestSpec("r", (5, 6), 8)], runner="sim", speculative="next_ones", num_speculative_tokens=2)
+    s = cb.Session(
+        [RequestSpec("r", (5, 6), 8)], runner="sim", speculative="next_ones", num_speculative_tokens=2
+    )
     s.step()
     newest = s.request("r").output_token_ids[-1]
     assert s.request("r").draft_token_ids == [newest + 1, newest + 2] and seen[-1] == 3
@@ -209,7 +254,13 @@ def test_a_broken_proposer_is_named_and_takes_nothing_with_it() -> None:
     def dice(tokens: tuple[int, ...], k: int) -> list[int]:
         return [draws.randrange(1000)]
 
-    for f, says in ((off, "can't be called 'off'"), (text, "is a token id"), (negative, "is a token id"), (dice, "other drafts when asked again"), (7, "is a function")):
+    for f, says in (
+        (off, "can't be called 'off'"),
+        (text, "is a token id"),
+        (negative, "is a token id"),
+        (dice, "other drafts when asked again"),
+        (7, "is a function"),
+    ):
         with pytest.raises(ProposerError, match=says):
             cb.proposer(f)
 
@@ -222,7 +273,9 @@ def test_a_broken_proposer_is_named_and_takes_nothing_with_it() -> None:
     s = cb.Session([RequestSpec("r", (77, 6), 8)], runner="sim", speculative="fails_later")
     s.step(3)
     before = s.digest()
-    with pytest.raises(ProposerError, match=r"fails_later failed on request r .6 tokens.: ValueError: no idea"):
+    with pytest.raises(
+        ProposerError, match=r"fails_later failed on request r .6 tokens.: ValueError: no idea"
+    ):
         s.step()
     assert s.digest() == before and len(s.trace) == 3
     s.configure(speculative="off")
@@ -230,17 +283,26 @@ def test_a_broken_proposer_is_named_and_takes_nothing_with_it() -> None:
     assert s.request("r").finished
 
 
-# what is refused -------------------------------------------------------------------------------------------------------
+# what is refused --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fields", "says"), [
-    ({"speculative": "ngramm"}, "did you mean 'ngram'"),
-    ({"speculative": "ngram", "discipline": "static-padded"}, "static-padded.*one token each.*Choose another discipline"),
-    ({"speculative": "draft-model"}, "draft_model is empty"),
-    ({"speculative": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min is 5, it may be at most prompt_lookup_max, 4"),
-    ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, the least is 1"),
-    ({"draft_acceptance": 1.5}, "draft_acceptance is 1.5, the most is 1"),
-])
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"speculative": "ngramm"}, "did you mean 'ngram'"),
+        (
+            {"speculative": "ngram", "discipline": "static-padded"},
+            "static-padded.*one token each.*Choose another discipline",
+        ),
+        ({"speculative": "draft-model"}, "draft_model is empty"),
+        (
+            {"speculative": "ngram", "prompt_lookup_min": 5},
+            "prompt_lookup_min is 5, it may be at most prompt_lookup_max, 4",
+        ),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, the least is 1"),
+        ({"draft_acceptance": 1.5}, "draft_acceptance is 1.5, the most is 1"),
+    ],
+)
 def test_bad_settings_are_named(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         cb.Session("article", runner="sim", **fields)  # type: ignore[arg-type]
@@ -282,7 +344,9 @@ def test_a_runner_that_gives_too_much_is_refused() -> None:
 
 def test_stop_ids_cut_accepted_drafts() -> None:
     """Drafts behind a stop token are accepted by the model and still not said: they count as thrown away."""
-    config, _ = EngineConfig(discipline="vllm", speculative="self-draft", num_speculative_tokens=3).resolve(4096)
+    config, _ = EngineConfig(discipline="vllm", speculative="self-draft", num_speculative_tokens=3).resolve(
+        4096
+    )
     s = Scheduler(config)
     s.begin()
     s.add(RequestSpec("r", (1, 2), 20, sampling=Sampling(stop_token_ids=(8,))))
@@ -297,41 +361,69 @@ def test_stop_ids_cut_accepted_drafts() -> None:
 
 
 def test_vllms_padding_rule() -> None:
-    """One token to compute, decodes under way: vLLM makes the newcomer as long as they are; other disciplines do not."""
+    """One token to compute, decodes under way: vLLM makes the newcomer as long as they are; other disciplines
+    do not.
+    """
     specs = [RequestSpec("long", tuple(range(9)), 20), RequestSpec("short", (3,), 5, arrival_step=3)]
     for discipline, drafts in (("vllm", 3), ("chunked", 0)):
-        s = cb.Session(specs, runner="sim", discipline=discipline, speculative="ngram", num_speculative_tokens=3)
+        s = cb.Session(
+            specs, runner="sim", discipline=discipline, speculative="ngram", num_speculative_tokens=3
+        )
         s.step(3)
-        e = next(e for e in s.trace.record(3).events if isinstance(e, ev.Scheduled) and e.request_id == "short")
+        e = next(
+            e for e in s.trace.record(3).events if isinstance(e, ev.Scheduled) and e.request_id == "short"
+        )
         assert (e.num_draft, e.draft_padding, e.num_tokens) == (drafts, bool(drafts), 1 + drafts)
     assert NO_DRAFT < 0
 
 
-# pictures, figures and prices -------------------------------------------------------------------------------------------
+# pictures, figures and prices -------------------------------------------------------------------------------
 
 
 def test_the_timeline_metrics_and_sentences_show_it() -> None:
     prompt, tape = (1, 2, 3, 4, 5, 9, 1, 2), [3, 4, 5, 7, 1, 2, 3, 4, 5, 7, 1, 2]
-    s = cb.Session([RequestSpec("r", prompt, len(tape))], runner=TapeRunner(SPEC, {"r": tape}, {"r": len(prompt)}), speculative="ngram", num_speculative_tokens=3)
+    s = cb.Session(
+        [RequestSpec("r", prompt, len(tape))],
+        runner=TapeRunner(SPEC, {"r": tape}, {"r": len(prompt)}),
+        speculative="ngram",
+        num_speculative_tokens=3,
+    )
     s.run(until=cb.on("proposed"))
     assert len(s.trace) == 1
     s.run()
     assert s.trace.state(2).requests["r"].state == "accepted"
-    assert "r proposed 3 drafts, 2 accepted, 1 is thrown away: the model chose another token; it got 3 tokens in one step" in cb.explain(s.trace, 2)
+    assert (
+        "r proposed 3 drafts, 2 accepted, 1 is thrown away: the model chose another token; it got 3 tokens "
+        "in one step"
+    ) in cb.explain(s.trace, 2)
     m = cb.metrics(s.trace)
     drafts = sum(c.num_draft for r in s.trace for c in r.chunks)
     assert m["draft_tokens"] == drafts and m["rejected_tokens"] == sum(r.tokens.rejected for r in s.trace)
     assert m["draft_acceptance_rate"] == pytest.approx(1 - m["rejected_tokens"] / drafts)
     checks = sum(c.num_draft > 0 for r in s.trace for c in r.chunks)
-    assert m["mean_acceptance_length"] == pytest.approx(sum(len(e.token_ids) for r in s.trace for e in r.events[:] if isinstance(e, ev.Sampled) and r.chunks[0].num_draft) / checks)
+    assert m["mean_acceptance_length"] == pytest.approx(
+        sum(
+            len(e.token_ids)
+            for r in s.trace
+            for e in r.events[:]
+            if isinstance(e, ev.Sampled) and r.chunks[0].num_draft
+        )
+        / checks
+    )
     wrong = cb.Session([RequestSpec("r", (1, 2), 9)], runner="sim", speculative="ngram", draft_acceptance=0.0)
     wrong.step(2)
     assert wrong.request("r").state == "rejected"
-    assert cb.metrics(cb.Session([RequestSpec("r", (1, 2), 9)], runner="sim").trace)["draft_acceptance_rate"] is None
+    assert (
+        cb.metrics(cb.Session([RequestSpec("r", (1, 2), 9)], runner="sim").trace)["draft_acceptance_rate"]
+        is None
+    )
 
 
 def test_drafting_passes_are_priced() -> None:
-    """Roofline: k passes through a share of the layers and the head, on top of the step itself. n-gram drafts cost nothing to make."""
+    """Roofline: k passes through a share of the layers and the head, on top of the step itself. n-gram drafts
+    cost nothing to make.
+    """
+
     def first(**fields: object) -> float:
         s = cb.Session([RequestSpec("r", tuple(range(50)), 9)], runner="sim", model="SmolLM2-135M", **fields)  # type: ignore[arg-type]
         record = s.step()
@@ -340,7 +432,12 @@ def test_drafting_passes_are_priced() -> None:
 
     plain, looked_up = first(), first(speculative="ngram")
     assert looked_up == plain
-    one, three, deep = (first(speculative="self-draft", num_speculative_tokens=k, draft_layers=n) for k, n in ((1, 10), (3, 10), (3, 29)))
+    one, three, deep = (
+        first(speculative="self-draft", num_speculative_tokens=k, draft_layers=n)
+        for k, n in ((1, 10), (3, 10), (3, 29))
+    )
     assert plain < one < three < deep
     assert three - plain == pytest.approx(3 * (one - plain))
-    assert first(speculative="self-draft", num_speculative_tokens=1, draft_layers=30) - plain == pytest.approx(plain)
+    assert first(
+        speculative="self-draft", num_speculative_tokens=1, draft_layers=30
+    ) - plain == pytest.approx(plain)

@@ -1,4 +1,6 @@
-"""Who waits for ever and why: starvation seen, named and cured; a run in which nothing will ever happen again says what is lacking."""
+"""Who waits for ever and why: starvation seen, named and cured; a run in which nothing will ever happen again
+says what is lacking.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from cbviz.trace.explain import explain
 from tests.core.byhand import byhand, found, run, spec
 from tests.core.fuzz import make_engine
 
-# one seat. A request of two steps arrives at every second step, so the seat is free at each odd step; L, longer and less urgent, came first
+# one seat. A request of two steps arrives at every second step, so the seat is free at each odd step; L,
+# longer and less urgent, came first
 STREAM = [spec("L", 4, 12, priority=1), *(spec(f"s{i}", 2, 2, step=1 + 2 * i) for i in range(40))]
 
 
@@ -39,11 +42,16 @@ def test_a_stream_of_preferred_requests_starves_the_other(policy: str) -> None:
     assert start(t) == 81  # only when the stream has ended
     # overtaken at steps 1, 3, 5, ...: for the eighth time at step 15, the sixteenth at 31, the 32nd at 63
     assert [(r.step, e) for r in t for e in r.events if isinstance(e, ev.Starving)] == [
-        (15, ev.Starving("L", 8, 14, 1, 31)), (31, ev.Starving("L", 16, 30, 1, 31)), (63, ev.Starving("L", 32, 62, 1, 31))]
+        (15, ev.Starving("L", 8, 14, 1, 31)),
+        (31, ev.Starving("L", 16, 30, 1, 31)),
+        (63, ev.Starving("L", 32, 62, 1, 31)),
+    ]
 
 
 def test_ageing_cures_it() -> None:
-    """25 steps of waiting are worth one level: at step 25 L stands at 1 - 24/25, behind a fresh 0; at step 27 at 1 - 26/25, before it."""
+    """25 steps of waiting are worth one level: at step 25 L stands at 1 - 24/25, behind a fresh 0; at step 27
+    at 1 - 26/25, before it.
+    """
     t = run(STREAM, policy="ageing", max_num_seqs=1)
     assert start(t) == 27
     assert [e.num_overtaken for e in found(t, ev.Starving)] == [8]
@@ -62,20 +70,36 @@ def test_the_cure_may_come_in_the_middle() -> None:
 def test_the_sentence_names_the_request_and_what_it_lacks() -> None:
     t = run(STREAM, policy="sjf", max_num_seqs=1)
     [said] = [s.text for s in explain(t, 15) if s.kind == "starving"]
-    assert said == ("L is starving: 8 later requests were admitted in its 14 steps of waiting; its admission would take 1 block, 31 are free: "
-                    "what it lacks is its turn, policy sjf prefers others")
+    assert said == (
+        "L is starving: 8 later requests were admitted in its 14 steps of waiting; its admission would "
+        "take 1 block, 31 are free: "
+        "what it lacks is its turn, policy sjf prefers others"
+    )
 
 
 def test_a_starving_request_may_lack_blocks_and_have_others_before_it() -> None:
-    """L's prompt of 17 needs 5 blocks of 7. Three short ones arrive at every second step, two run at a time and hold 2 blocks each: 3 are free, and the queue before L grows."""
+    """L's prompt of 17 needs 5 blocks of 7.
+
+    Three short ones arrive at every second step, two run at a time and hold 2 blocks each: 3 are free, and
+    the queue before L grows.
+    """
     specs = [spec("L", 17, 4), *(spec(f"s{i}", 5, 3, step=1 + 2 * (i // 3)) for i in range(30))]
     t = run(specs, policy="sjf", max_num_seqs=2, num_blocks=8, max_model_len=28)
     first = found(t, ev.Starving)[0]
-    assert (first.request_id, first.num_overtaken, first.need) == ("L", 8, 5) and first.have < 5 and first.num_ahead > 0
+    assert (
+        (first.request_id, first.num_overtaken, first.need) == ("L", 8, 5)
+        and first.have < 5
+        and first.num_ahead > 0
+    )
     step = next(r.step for r in t if first in r.events)
-    assert t.state(step).waiting.index("L") >= first.num_ahead  # those before it then; the step may have put others there
+    assert (
+        t.state(step).waiting.index("L") >= first.num_ahead
+    )  # those before it then; the step may have put others there
     [said] = [s.text for s in explain(t, step) if s.kind == "starving"]
-    assert f"take 5 blocks, {first.have} {'is' if first.have == 1 else 'are'} free ({first.num_ahead} waiting requests before it now)" in said
+    assert (
+        f"take 5 blocks, {first.have} {'is' if first.have == 1 else 'are'} free ({first.num_ahead} waiting "
+        "requests before it now)"
+    ) in said
 
 
 def test_a_preempted_request_can_starve_too() -> None:
@@ -102,7 +126,7 @@ def test_who_was_admitted_starts_counting_anew() -> None:
     assert engine.scheduler.requests["L"].num_overtaken == 0
 
 
-# nothing will ever happen again -----------------------------------------------------------------------------------------
+# nothing will ever happen again -----------------------------------------------------------------------------
 
 
 def idle(engine: Engine, specs: list[RequestSpec], most: int = 300) -> int:
@@ -124,8 +148,11 @@ def test_a_policy_that_admits_nobody() -> None:
     engine = make_engine(byhand([], policy="Closed").config)
     steps = idle(engine, [spec("a", 4, 3), spec("b", 30, 3), spec("c", 4, 3)])
     assert steps == PATIENCE_STEPS + 1
-    assert engine.stuck == ("b can never be admitted: policy Closed has refused it for 64 steps; choose another policy, or abort b. Nothing runs and nothing is to arrive, "
-                            "so nothing will change. It would take a seat of 8 and 8 blocks; 32 of 32 are free; 1 more wait")
+    assert engine.stuck == (
+        "b can never be admitted: policy Closed has refused it for 64 steps; choose another policy, or "
+        "abort b. Nothing runs and nothing is to arrive, "
+        "so nothing will change. It would take a seat of 8 and 8 blocks; 32 of 32 are free; 1 more wait"
+    )
     engine.configure(policy="fcfs")
     assert not engine.stuck
     while engine.step() is not None:

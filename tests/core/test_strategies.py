@@ -1,4 +1,6 @@
-"""What `tests.strategies` draws: the same run for the same seed, seldom one that is refused, and every technique together with others."""
+"""What `tests.strategies` draws: the same run for the same seed, seldom one that is refused, and every
+technique together with others.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,33 @@ def test_techniques_meet_each_other() -> None:
         drawn = draw(random.Random(seed))
         k = drawn.keywords
         has = {
-            "swap": k["preemption_mode"] == "swap", "window": bool(k["sliding_window"]), "sinks": bool(k["attention_sinks"]), "contiguous": k["kv_allocation"] == "contiguous",
-            "drafts": k["speculative"] != "off", "cache": k["enable_prefix_caching"], "threshold": bool(k["long_prefill_token_threshold"]), "beams": drawn.has_beams,
-            "n": any(x.sampling.n > 1 for x in drawn.specs), "timeout": bool(k["timeout_s"]), "degrade": bool(k["degrade_above"]), "victim": k["victim"] is not None,
-            "configure": any(op == "configure" for inputs in drawn.at.values() for op, _ in inputs), "codes": k["kv_cache_dtype"].startswith("int"),
+            "swap": k["preemption_mode"] == "swap",
+            "window": bool(k["sliding_window"]),
+            "sinks": bool(k["attention_sinks"]),
+            "contiguous": k["kv_allocation"] == "contiguous",
+            "drafts": k["speculative"] != "off",
+            "cache": k["enable_prefix_caching"],
+            "threshold": bool(k["long_prefill_token_threshold"]),
+            "beams": drawn.has_beams,
+            "n": any(x.sampling.n > 1 for x in drawn.specs),
+            "timeout": bool(k["timeout_s"]),
+            "degrade": bool(k["degrade_above"]),
+            "victim": k["victim"] is not None,
+            "configure": any(op == "configure" for inputs in drawn.at.values() for op, _ in inputs),
+            "codes": k["kv_cache_dtype"].startswith("int"),
         }
         met.update((a, b) for a in has for b in has if a < b and has[a] and has[b])
-    never = {("contiguous", "drafts"), ("contiguous", "sinks"), ("contiguous", "window"), ("sinks", "swap"), ("beams", "swap"), ("beams", "window"), ("beams", "sinks"),
-             ("beams", "contiguous"), ("beams", "drafts"), ("contiguous", "n")}
+    never = {
+        ("contiguous", "drafts"),
+        ("contiguous", "sinks"),
+        ("contiguous", "window"),
+        ("sinks", "swap"),
+        ("beams", "swap"),
+        ("beams", "window"),
+        ("beams", "sinks"),
+        ("beams", "contiguous"),
+        ("beams", "drafts"),
+        ("contiguous", "n"),
+    }
     names = sorted(has)
     assert [(a, b) for a in names for b in names if a < b and (a, b) not in never and met[a, b] < 3] == []

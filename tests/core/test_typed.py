@@ -1,4 +1,6 @@
-"""Policies typed in a cell while a run is on: what each form sees, what happens when one fails, wavers or is typed again."""
+"""Policies typed in a cell while a run is on: what each form sees, what happens when one fails, wavers or is
+typed again.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_a_class_may_rank_the_queue_as_a_whole() -> None:
             lengths = sorted(r.num_prompt_tokens for r in rs)
             return [abs(r.num_prompt_tokens - lengths[len(lengths) // 2]) for r in rs]
 
-    assert get_policy("Middle").title == "Middle" and get_policy("Middle").summary == "The median prompt first."
+    assert (
+        get_policy("Middle").title == "Middle" and get_policy("Middle").summary == "The median prompt first."
+    )
     # of 4 5 6 7 (b c d e): 6, d; of 4 5 7: 5, c; of 4 7: 7, e
     assert admitted(run(QUEUE, policy="Middle", max_num_seqs=1)) == "a d c e b"
 
@@ -64,7 +68,13 @@ def test_a_class_that_admits_one_at_a_time() -> None:
 
     t = run(QUEUE, policy="Spaced", max_num_seqs=4)
     assert found(t, ev.NotAdmitted, 2) == [ev.NotAdmitted("b", "policy", 0, 0)]
-    assert [r.step for r in t for e in r.events if isinstance(e, ev.Admitted)] == [1, 8, 8, 8, 10]  # a ends with step 9
+    assert [r.step for r in t for e in r.events if isinstance(e, ev.Admitted)] == [
+        1,
+        8,
+        8,
+        8,
+        10,
+    ]  # a ends with step 9
 
 
 def test_a_subclass_is_ranked_anew_in_each_step_unless_it_says_otherwise() -> None:
@@ -92,7 +102,9 @@ def test_an_exception_names_the_request_and_leaves_the_state() -> None:
     before, digest, step = engine.snapshot(), engine.digest(), engine.step_count
     engine.configure(policy="touchy")
     for _ in range(3):
-        with pytest.raises(PolicyError, match="policy touchy failed on request d: ZeroDivisionError: division by zero"):
+        with pytest.raises(
+            PolicyError, match="policy touchy failed on request d: ZeroDivisionError: division by zero"
+        ):
             engine.step()
         assert engine.snapshot() == before and engine.digest() == digest and engine.step_count == step
 
@@ -169,16 +181,24 @@ def test_a_policy_that_wavers_in_a_run_is_caught(f: type) -> None:
     engine = begun("fcfs")
     before = engine.snapshot()
     engine.configure(policy=f.__name__)
-    with pytest.raises(PolicyError, match=rf"policy {f.__name__} ranked request [b-e] \d+ and then \d+: it gives another rank when asked again with nothing changed"):
+    with pytest.raises(
+        PolicyError,
+        match=rf"policy {f.__name__} ranked request [b-e] \d+ and then \d+: it gives another rank when asked again with nothing changed",
+    ):
         engine.step()
     assert engine.snapshot() == before
 
 
-@pytest.mark.parametrize("body, words", [
-    ("return [0]", "gave 1 ranks for 4 requests"), ("return [0, 1, 2, 'x']", "don't compare with each other"),
-    ("return [r.nothing for r in rs]", "failed on the queue of 4 requests (try0, "),
-    ("return [0, 1, None, 3]", "ranked request try2 None"), ("return 5", "failed on the queue"),
-])
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("return [0]", "gave 1 ranks for 4 requests"),
+        ("return [0, 1, 2, 'x']", "don't compare with each other"),
+        ("return [r.nothing for r in rs]", "failed on the queue of 4 requests (try0, "),
+        ("return [0, 1, None, 3]", "ranked request try2 None"),
+        ("return 5", "failed on the queue"),
+    ],
+)
 def test_a_mistake_in_rank_all_shows_in_the_cell(body: str, words: str) -> None:
     space: dict[str, Any] = {}
     exec(f"class Whole:\n    def rank_all(self, rs, now):\n        {body}", space)
@@ -201,7 +221,9 @@ def test_a_class_that_cannot_be_made_or_wavers_in_admit() -> None:
             self.side = not self.side
             return self.side
 
-    with pytest.raises(PolicyError, match="policy Coin admits a request and then, asked again with nothing changed, does not"):
+    with pytest.raises(
+        PolicyError, match="policy Coin admits a request and then, asked again with nothing changed, does not"
+    ):
         cb.policy(Coin)
 
 

@@ -1,4 +1,6 @@
-"""The article's six figures, from a replay of static and continuous batching that shares no code with the scheduler."""
+"""The article's six figures, from a replay of static and continuous batching that shares no code with the
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ def article_lengths() -> list[tuple[int, int]]:
 
 
 def replay(lengths: list[tuple[int, int]], seats: int, static: bool) -> Iterator[SchedulerOutput]:
-    """Plans of one run. A prompt is computed whole in the step that admits it, beside the decodes, and that step yields the first output token."""
+    """Plans of one run.
+
+    A prompt is computed whole in the step that admits it, beside the decodes, and that step yields the first
+    output token.
+    """
     waiting, running, step = list(lengths), [], 0
     while waiting or running:
         if not (static and running):
@@ -59,10 +65,20 @@ def test_with_prefill_charged_no_schedule_gains_anything(seats: int, static: boo
     assert f"{total(ArticleCost(), seats, static)[1]:.3f}" == "13.855"
 
 
-@pytest.mark.parametrize(("seats", "static", "steps", "exact_s", "published"), [(8, True, 555, 3.0865, "3.087"), (8, False, 364, 2.1315, "2.132"),
-                                                                                (4, True, 815, 4.3865, "4.386"), (4, False, 581, 3.2165, "3.216")])
-def test_shared_weights_make_batching_pay(seats: int, static: bool, steps: int, exact_s: float, published: str) -> None:
-    # The exact sums end in half a millisecond; summing floats step by step, as an engine's clock does, rounds to the published digits.
+@pytest.mark.parametrize(
+    ("seats", "static", "steps", "exact_s", "published"),
+    [
+        (8, True, 555, 3.0865, "3.087"),
+        (8, False, 364, 2.1315, "2.132"),
+        (4, True, 815, 4.3865, "4.386"),
+        (4, False, 581, 3.2165, "3.216"),
+    ],
+)
+def test_shared_weights_make_batching_pay(
+    seats: int, static: bool, steps: int, exact_s: float, published: str
+) -> None:
+    # The exact sums end in half a millisecond; summing floats step by step, as an engine's clock does, rounds
+    # to the published digits.
     got_steps, got_s = total(ArticleSharedCost(), seats, static)
     assert got_steps == steps
     assert got_s == pytest.approx(exact_s, abs=1e-9)
@@ -70,7 +86,11 @@ def test_shared_weights_make_batching_pay(seats: int, static: bool, steps: int, 
 
 
 def test_ratios_of_the_ledger() -> None:
-    s = {(seats, static): total(ArticleSharedCost(), seats, static)[1] for seats in (4, 8) for static in (True, False)}
+    s = {
+        (seats, static): total(ArticleSharedCost(), seats, static)[1]
+        for seats in (4, 8)
+        for static in (True, False)
+    }
     assert round(s[4, True] / s[4, False], 2) == 1.36
     assert round(s[8, True] / s[8, False], 2) == 1.45
     assert round(s[4, True] / s[8, False], 2) == 2.06
@@ -82,7 +102,11 @@ def test_chunks_of_a_prompt_cost_what_the_whole_costs() -> None:
     parts[0].chunks = [Chunk("r", 0, 64, [], [], False, Sampling())]
     parts[1].chunks = [Chunk("r", 64, 26, [], [], True, Sampling())]
     cost = ArticleCost()
-    assert sum(cost.price(p).total_s for p in parts) == pytest.approx(cost.price(whole).total_s) == pytest.approx(0.092)
+    assert (
+        sum(cost.price(p).total_s for p in parts)
+        == pytest.approx(cost.price(whole).total_s)
+        == pytest.approx(0.092)
+    )
 
 
 @pytest.mark.parametrize("cost", [ArticleCost(), ArticleSharedCost()])

@@ -29,16 +29,33 @@ def run(specs: list[RequestSpec], config: EngineConfig, cost: CostModel) -> tupl
     return step, seconds, preempted
 
 
-@pytest.mark.parametrize(("discipline", "seats", "steps", "published"), [("static", 8, 555, "3.087"), ("orca", 8, 364, "2.132"), ("chunked", 8, 364, "2.132"),
-                                                                         ("static", 4, 815, "4.386"), ("orca", 4, 581, "3.216"), ("chunked", 4, 581, "3.216")])
+@pytest.mark.parametrize(
+    ("discipline", "seats", "steps", "published"),
+    [
+        ("static", 8, 555, "3.087"),
+        ("orca", 8, 364, "2.132"),
+        ("chunked", 8, 364, "2.132"),
+        ("static", 4, 815, "4.386"),
+        ("orca", 4, 581, "3.216"),
+        ("chunked", 4, 581, "3.216"),
+    ],
+)
 def test_shared_weights(discipline: str, seats: int, steps: int, published: str) -> None:
-    got_steps, seconds, _ = run(build("article"), EngineConfig(discipline=discipline, max_num_seqs=seats), ArticleSharedCost())
+    got_steps, seconds, _ = run(
+        build("article"), EngineConfig(discipline=discipline, max_num_seqs=seats), ArticleSharedCost()
+    )
     assert (got_steps, f"{seconds:.3f}") == (steps, published)
 
 
-@pytest.mark.parametrize(("discipline", "charge_prefill", "published"), [("static", True, "13.855"), ("chunked", True, "13.855"), ("chunked", False, "12.960")])
+@pytest.mark.parametrize(
+    ("discipline", "charge_prefill", "published"),
+    [("static", True, "13.855"), ("chunked", True, "13.855"), ("chunked", False, "12.960")],
+)
 def test_linear_cost(discipline: str, charge_prefill: bool, published: str) -> None:
-    assert f"{run(build('article'), EngineConfig(discipline=discipline), ArticleCost(charge_prefill))[1]:.3f}" == published
+    assert (
+        f"{run(build('article'), EngineConfig(discipline=discipline), ArticleCost(charge_prefill))[1]:.3f}"
+        == published
+    )
 
 
 def test_the_preemption_scenario_preempts() -> None:

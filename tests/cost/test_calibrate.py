@@ -1,4 +1,7 @@
-"""The calibration is kept, found again, and given up when the machine is another. Speeds are only checked for being possible."""
+"""The calibration is kept, found again, and given up when the machine is another.
+
+Speeds are only checked for being possible.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,34 @@ def test_measured_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"version": 1, "cpu": 3}'])
-def test_an_unreadable_file_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_unreadable_file_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path))
     (tmp_path / calibrate.FILE).write_text(text)
     assert calibrate.load() is None
 
 
 @pytest.mark.parametrize(("field", "value"), [("cpu", "another"), ("threads", 10_000), ("version", 0)])
-def test_another_machine_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object) -> None:
+def test_another_machine_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object
+) -> None:
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path))
-    device = {"name": "x", "memory_bytes": 1.0, "bandwidth_bytes_s": 1e9, "flops_s": 1e9, "kind": "cpu", "measured": True, "source": "s"}
-    kept = {"version": calibrate.VERSION, "cpu": calibrate.cpu_name(), "threads": calibrate.num_threads(), "device": device}
+    device = {
+        "name": "x",
+        "memory_bytes": 1.0,
+        "bandwidth_bytes_s": 1e9,
+        "flops_s": 1e9,
+        "kind": "cpu",
+        "measured": True,
+        "source": "s",
+    }
+    kept = {
+        "version": calibrate.VERSION,
+        "cpu": calibrate.cpu_name(),
+        "threads": calibrate.num_threads(),
+        "device": device,
+    }
     (tmp_path / calibrate.FILE).write_text(json.dumps(kept))
     assert calibrate.load() is not None
     (tmp_path / calibrate.FILE).write_text(json.dumps({**kept, field: value}))
@@ -54,7 +74,9 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     assert calibrate.load() is None
 
 
-def test_a_slower_pass_does_not_replace_a_quicker_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_pass_does_not_replace_a_quicker_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path))
     monkeypatch.setattr(calibrate, "_LEAST_S", 0.0)
     first = calibrate.measure()
@@ -87,7 +109,9 @@ def test_an_accelerator_is_kept_beside_the_processor(tmp_path: Path, monkeypatch
     assert calibrate.load("Card X 100", 0) is None
     calibrate.keep(card, "Card X 100")
     assert calibrate.load() is None
-    slower = calibrate.keep(DeviceSpec("Card X 100", 1e11, 2e12, 9.5e14, measured=True, source="how"), "Card X 100")
+    slower = calibrate.keep(
+        DeviceSpec("Card X 100", 1e11, 2e12, 9.5e14, measured=True, source="how"), "Card X 100"
+    )
     assert (slower.bandwidth_bytes_s, slower.flops_s) == (3e12, 9.5e14)
     assert slower.source.endswith("now 2,000.0 GB/s, 950,000 GFLOP/s")
     assert calibrate.load("Card X 100", 0) == slower
@@ -107,7 +131,9 @@ def test_an_accelerators_peaks_by_torch_are_possible() -> None:
     from cbviz.model import device_peaks
 
     told: list[float] = []
-    d = device_peaks.measure(torch.device("cpu"), torch.float32, lambda share, text: told.append(share), num_bytes=1 << 22, side=64)
+    d = device_peaks.measure(
+        torch.device("cpu"), torch.float32, lambda share, text: told.append(share), num_bytes=1 << 22, side=64
+    )
     assert 1e6 < d.bandwidth_bytes_s < 1e13
     assert 1e6 < d.flops_s < 1e15
     assert d.measured

@@ -13,10 +13,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "kv-memory.md"
 
 @pytest.mark.parametrize("kind", list(kv_types.MEASURED))
 def test_the_page_says_what_the_table_says(kind: str) -> None:
-    cells = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(f"| {kind} |")).split("|")[2:-1]
+    cells = next(
+        line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(f"| {kind} |")
+    ).split("|")[2:-1]
     size, blocks, change, apart, same = (c.strip().replace(",", "").removesuffix(" %") for c in cells)
     q = kv_types.MEASURED[kind]
-    assert (float(change), float(apart), float(same)) == pytest.approx((q.logprob_change, q.divergence, 100 * q.agreement))
+    assert (float(change), float(apart), float(same)) == pytest.approx(
+        (q.logprob_change, q.divergence, 100 * q.agreement)
+    )
     told = kv_types.saving(models.get(kv_types.NAME), kind)
     assert told.replace(",", "").startswith(f"{size} bytes a token")
     if kind != "float16":

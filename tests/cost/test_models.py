@@ -14,7 +14,9 @@ from cbviz.config import ConfigError, EngineConfig, ModelSpec
 from cbviz.cost import devices, models
 
 DATA = Path(os.environ.get("CBVIZ_DATA", Path(__file__).parents[2] / "../shared/data"))
-needs_data = pytest.mark.skipif(not (DATA / "models.json").exists(), reason=f"no data at {DATA}; set CBVIZ_DATA")
+needs_data = pytest.mark.skipif(
+    not (DATA / "models.json").exists(), reason=f"no data at {DATA}; set CBVIZ_DATA"
+)
 
 
 @needs_data
@@ -24,8 +26,16 @@ def test_every_model_of_the_data_counts_right() -> None:
     for row in rows:
         spec = models.get(re.sub(r" (\(.*\)|/.*)", "", row["id"]))
         sizes = (spec.params, spec.active_params, models.kv_bytes_per_token(spec))
-        assert sizes == (row["params_computed"], row["active_params_computed"], row["kv_bytes_per_token_bf16"]), spec.name
-        assert (spec.max_context, spec.attention, spec.tied_embeddings) == (row["max_context"], row["attention"], row["tied_embeddings"]), spec.name
+        assert sizes == (
+            row["params_computed"],
+            row["active_params_computed"],
+            row["kv_bytes_per_token_bf16"],
+        ), spec.name
+        assert (spec.max_context, spec.attention, spec.tied_embeddings) == (
+            row["max_context"],
+            row["attention"],
+            row["tied_embeddings"],
+        ), spec.name
         assert spec.sliding_window == row.get("sliding_window", row.get("attention_chunk", 0)), spec.name
         if "global_attention_layers" in row:
             assert spec.num_global_layers == len(row["global_attention_layers"]), spec.name
@@ -50,10 +60,23 @@ def test_every_device_of_the_data() -> None:
         assert ("certainty" in spec.source) == (row["confidence"] != "high")
 
 
-@pytest.mark.parametrize(("alias", "name"), [("h100", "NVIDIA H100 SXM"), ("A100", "NVIDIA A100 80GB SXM"), ("a100 pcie", "NVIDIA A100 80GB PCIe"), ("h200", "NVIDIA H200 SXM"),
-                                             ("b200", "NVIDIA B200 SXM"), ("l40s", "NVIDIA L40S"), ("t4", "NVIDIA T4"), ("4090", "NVIDIA RTX 4090"),
-                                             ("RTX 4090", "NVIDIA RTX 4090"),
-                                             ("NVIDIA H100 SXM", "NVIDIA H100 SXM"), ("H100_PCIe", "NVIDIA H100 PCIe"), ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB SXM")])
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("h100", "NVIDIA H100 SXM"),
+        ("A100", "NVIDIA A100 80GB SXM"),
+        ("a100 pcie", "NVIDIA A100 80GB PCIe"),
+        ("h200", "NVIDIA H200 SXM"),
+        ("b200", "NVIDIA B200 SXM"),
+        ("l40s", "NVIDIA L40S"),
+        ("t4", "NVIDIA T4"),
+        ("4090", "NVIDIA RTX 4090"),
+        ("RTX 4090", "NVIDIA RTX 4090"),
+        ("NVIDIA H100 SXM", "NVIDIA H100 SXM"),
+        ("H100_PCIe", "NVIDIA H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB SXM"),
+    ],
+)
 def test_device_aliases(alias: str, name: str) -> None:
     assert devices.get(alias).name == name
 
@@ -71,9 +94,17 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
         models.get("")
 
 
-@pytest.mark.parametrize(("alias", "name"), [("smollm2", "SmolLM2-135M"), ("HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2-135M"),
-                                             ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B"),
-                                             ("google/gemma-3-4b-it", "Gemma-3-4B"), ("llama-3.3-70b", "Llama-3.1-70B"), ("qwen3-0.6b", "Qwen3-0.6B")])
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("smollm2", "SmolLM2-135M"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2-135M"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B"),
+        ("google/gemma-3-4b-it", "Gemma-3-4B"),
+        ("llama-3.3-70b", "Llama-3.1-70B"),
+        ("qwen3-0.6b", "Qwen3-0.6B"),
+    ],
+)
 def test_model_aliases(alias: str, name: str) -> None:
     assert models.get(alias).name == name
 
@@ -89,14 +120,23 @@ def test_complete_fills_in_a_bare_shape() -> None:
 
 
 def test_kv_of_the_same_heads_cached_otherwise() -> None:
-    """By hand: DeepSeek-V3 keeps 512 + 64 numbers a layer; all heads apart would be 128 x (192 + 128), 8 shared ones a sixteenth of that."""
+    """By hand: DeepSeek-V3 keeps 512 + 64 numbers a layer; all heads apart would be 128 x (192 + 128), 8
+    shared ones a sixteenth of that.
+    """
     v3 = models.kv_variants(models.get("deepseek-v3"))
     assert v3 == {"mha": 61 * 128 * 320 * 2.0, "gqa": 61 * 8 * 320 * 2.0, "mla": 61 * 576 * 2.0}
     llama = models.get("llama-3.1-8b")
     assert models.kv_variants(llama) == {"mha": 32 * 32 * 256 * 2.0, "gqa": models.kv_bytes_per_token(llama)}
-    assert models.kv_variants(models.get("olmoe-1b-7b")) == {"mha": models.kv_bytes_per_token(models.get("olmoe-1b-7b")), "gqa": 16 * 8 * 256 * 2.0}
+    assert models.kv_variants(models.get("olmoe-1b-7b")) == {
+        "mha": models.kv_bytes_per_token(models.get("olmoe-1b-7b")),
+        "gqa": 16 * 8 * 256 * 2.0,
+    }
 
 
 def test_models_that_ship_are_known_by_name() -> None:
     spec = models.get("tiny-moe")
-    assert spec.name == "Tiny-MoE" and (spec.num_experts, spec.num_experts_per_tok) == (8, 2) and "Tiny-MoE" not in models.MODELS
+    assert (
+        spec.name == "Tiny-MoE"
+        and (spec.num_experts, spec.num_experts_per_tok) == (8, 2)
+        and "Tiny-MoE" not in models.MODELS
+    )

@@ -18,7 +18,10 @@ HEAD = 32 * 8
 
 def plan_of(*chunks: tuple[int, int, bool], padding: int = 0, drafts: int = 0) -> SchedulerOutput:
     plan = SchedulerOutput(0)
-    plan.chunks = [Chunk(f"r{i}", s, n, [], [], sample, Sampling(), num_draft=drafts) for i, (s, n, sample) in enumerate(chunks)]
+    plan.chunks = [
+        Chunk(f"r{i}", s, n, [], [], sample, Sampling(), num_draft=drafts)
+        for i, (s, n, sample) in enumerate(chunks)
+    ]
     plan.num_padding_tokens = padding
     return plan
 
@@ -76,7 +79,9 @@ def test_chunking_a_prompt_keeps_its_operations() -> None:
 def test_windowed_pairs_equal_the_sum(window: int) -> None:
     for start in range(12):
         for n in range(1, 12):
-            assert windowed_pairs(start, n, window) == sum(min(p + 1, window) for p in range(start, start + n))
+            assert windowed_pairs(start, n, window) == sum(
+                min(p + 1, window) for p in range(start, start + n)
+            )
 
 
 def test_a_window_limits_kv_and_attention_but_not_in_global_layers() -> None:
@@ -105,7 +110,9 @@ def test_mxfp4_experts_weigh_what_they_weigh() -> None:
     spec = models.get("GPT-OSS-120B")
     read = count(plan_of((0, 8192, True)), spec).weight_bytes
     experts = 36 * 128 * 3 * 2880 * 2880
-    assert read == pytest.approx(0.53 * experts + 2 * (spec.params - spec.vocab_size * spec.hidden_size - experts), rel=1e-6)
+    assert read == pytest.approx(
+        0.53 * experts + 2 * (spec.params - spec.vocab_size * spec.hidden_size - experts), rel=1e-6
+    )
 
 
 def test_mla_reads_its_latent_and_attends_in_it() -> None:
@@ -113,13 +120,18 @@ def test_mla_reads_its_latent_and_attends_in_it() -> None:
     decode = count(plan_of((999, 1, False)), spec)
     assert decode.kv_bytes == 27 * (512 + 64) * 2 * 1000
     head = spec.vocab_size * spec.hidden_size
-    assert decode.flops == pytest.approx(2 * (spec.active_params - head) + 27 * 2 * 16 * (2 * 512 + 64) * 1000)
+    assert decode.flops == pytest.approx(
+        2 * (spec.active_params - head) + 27 * 2 * 16 * (2 * 512 + 64) * 1000
+    )
     prefill = count(plan_of((0, 2, False)), spec)
     assert prefill.flops == pytest.approx(4 * (spec.active_params - head) + 27 * 2 * 16 * (192 + 128) * 3)
 
 
 def test_padding_costs_linear_work() -> None:
-    assert count(plan_of((0, 5, False), padding=3), TINY).flops - count(plan_of((0, 5, False)), TINY).flops == 2 * LINEAR * 3
+    assert (
+        count(plan_of((0, 5, False), padding=3), TINY).flops - count(plan_of((0, 5, False)), TINY).flops
+        == 2 * LINEAR * 3
+    )
 
 
 def test_float32_doubles_the_bytes() -> None:
@@ -164,6 +176,8 @@ def test_swaps_are_priced_by_the_link_to_the_host() -> None:
     alone = cost.price(plan).total_s
     plan.swaps_in, plan.swaps_out = ((1, 0), (2, 1)), ((3, 2),)
     priced = cost.price(plan)
-    assert priced.swap_in_s == pytest.approx(2 * block / 63e9) and priced.swap_out_s == pytest.approx(block / 63e9)
+    assert priced.swap_in_s == pytest.approx(2 * block / 63e9) and priced.swap_out_s == pytest.approx(
+        block / 63e9
+    )
     assert priced.total_s == pytest.approx(priced.swap_in_s + max(alone, priced.swap_out_s))
     assert devices.host_link_bytes_s(devices.get("Apple M1")) == 34e9

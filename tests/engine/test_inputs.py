@@ -1,4 +1,6 @@
-"""What the user does between two steps: configuration first, then aborts, then arrivals, so that no input that fails keeps another from getting through."""
+"""What the user does between two steps: configuration first, then aborts, then arrivals, so that no input
+that fails keeps another from getting through.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def failing() -> Iterator[Failing]:
 
 def running(policy: str = "fcfs", **fields: Any) -> Engine:
     """An engine in the middle of a run: two requests run, `late` is to come."""
-    c = byhand([spec("a", 4, 30), spec("b", 4, 30), spec("late", 4, 3, step=60)], {}, **{"policy": policy, **fields})
+    c = byhand(
+        [spec("a", 4, 30), spec("b", 4, 30), spec("late", 4, 3, step=60)], {}, **{"policy": policy, **fields}
+    )
     engine = engine_for(c, 1)
     engine.step()
     return engine
@@ -61,7 +65,9 @@ def kinds(record: StepRecord | None) -> list[str]:
 
 
 def test_a_failing_policy_is_replaced_while_a_request_waits_to_arrive() -> None:
-    """Given a request that the policy fails on, when another policy is chosen after it was added, then the step goes through with both."""
+    """Given a request that the policy fails on, when another policy is chosen after it was added, then the
+    step goes through with both.
+    """
     engine = running()
     engine.configure(policy="failing")
     engine.add(spec("c", 4, 3))
@@ -75,7 +81,9 @@ def test_a_failing_policy_is_replaced_while_a_request_waits_to_arrive() -> None:
 
 
 def test_an_abort_gets_through_though_the_policy_fails_on_that_request(failing: Failing) -> None:
-    """Given a policy that fails on one waiting request, when that request is aborted after another was added, then the step goes through."""
+    """Given a policy that fails on one waiting request, when that request is aborted after another was added,
+    then the step goes through.
+    """
     failing.on = frozenset(["b"])
     engine = running(max_num_seqs=1)
     engine.configure(policy="failing")
@@ -88,7 +96,9 @@ def test_an_abort_gets_through_though_the_policy_fails_on_that_request(failing: 
 
 
 def test_a_request_that_cannot_be_ranked_can_be_taken_back(failing: Failing) -> None:
-    """Given an added request that the policy fails on, when it is aborted before the step, then it arrives and ends in that step and nobody ranks it."""
+    """Given an added request that the policy fails on, when it is aborted before the step, then it arrives
+    and ends in that step and nobody ranks it.
+    """
     failing.on = frozenset(["c"])
     engine = running()
     engine.configure(policy="failing")
@@ -117,7 +127,9 @@ def test_a_failing_proposer_is_replaced_while_requests_wait_to_arrive() -> None:
 
 @pytest.mark.parametrize("knob", ["policy", "speculative"])
 def test_a_setting_whose_cell_is_gone_can_be_replaced(knob: str) -> None:
-    """Given a policy (or proposer) that is in force and no longer registered, when it is replaced, also after another knob was turned, then the step goes through."""
+    """Given a policy (or proposer) that is in force and no longer registered, when it is replaced, also after
+    another knob was turned, then the step goes through.
+    """
     engine = running()
     engine.configure(**{knob: "failing"})
     del (POLICIES if knob == "policy" else PROPOSERS)["failing"]
@@ -155,7 +167,9 @@ def draws(rng: random.Random, c: Case, n: int) -> list[tuple[str, Any]]:
             out.append(("abort", f"u{n}-{i}"))
     out += [("abort", rng.choice([x.request_id for x in c.specs])) for _ in range(rng.randint(0, 2))]
     out += [("configure", {"max_num_seqs": rng.randint(1, 5)}) for _ in range(rng.randint(0, 1))]
-    out += [("configure", {"policy": rng.choice(("fcfs", "sjf", "priority"))}) for _ in range(rng.randint(0, 1))]
+    out += [
+        ("configure", {"policy": rng.choice(("fcfs", "sjf", "priority"))}) for _ in range(rng.randint(0, 1))
+    ]
     added: set[str] = set()
     order = rng.sample(out, len(out))
     # an abort of an added request comes after it
@@ -170,14 +184,24 @@ def draws(rng: random.Random, c: Case, n: int) -> list[tuple[str, Any]]:
 
 def trouble(rng: random.Random) -> tuple[str, Any]:
     """An input that makes the step fail, or is refused at once."""
-    return rng.choice((("configure", {"policy": "failing"}), ("configure", {"speculative": "failing", "num_speculative_tokens": 2}), ("configure", {"policy": "unheard-of"}),
-                       ("configure", {"max_num_seqs": 0}), ("add", RequestSpec("r0", (1,), 1)), ("add", RequestSpec("too-long", (1,), 10**7))))
+    return rng.choice(
+        (
+            ("configure", {"policy": "failing"}),
+            ("configure", {"speculative": "failing", "num_speculative_tokens": 2}),
+            ("configure", {"policy": "unheard-of"}),
+            ("configure", {"max_num_seqs": 0}),
+            ("add", RequestSpec("r0", (1,), 1)),
+            ("add", RequestSpec("too-long", (1,), 10**7)),
+        )
+    )
 
 
 def tell(engine: Engine, inputs: list[tuple[str, Any]]) -> None:
     for op, what in inputs:
         try:
-            engine.add(what) if op == "add" else engine.abort(what) if op == "abort" else engine.configure(**what)
+            engine.add(what) if op == "add" else engine.abort(what) if op == "abort" else engine.configure(
+                **what
+            )
         except (ConfigError, RequestError):
             continue
 
@@ -186,15 +210,25 @@ def decided(record: StepRecord | None) -> tuple[Any, ...]:
     """What a step did, apart from what was told about knobs."""
     if record is None:
         return ()
-    return record.chunks, [e for e in record.events if not isinstance(e, ev.Configured)], {x.request_id for x in record.arrivals}
+    return (
+        record.chunks,
+        [e for e in record.events if not isinstance(e, ev.Configured)],
+        {x.request_id for x in record.arrivals},
+    )
 
 
 @settings(max_examples=120)
 @given(st.integers(0, 10**9))
 def test_failing_inputs_leave_the_others_in_force(seed: int) -> None:
-    """Given any inputs in any order and failing ones among them, when the failing settings are replaced, then the run goes on as if they had never been."""
+    """Given any inputs in any order and failing ones among them, when the failing settings are replaced, then
+    the run goes on as if they had never been.
+    """
     rng = random.Random(seed)
-    c = case(seed, speculative="off", discipline=rng.choice(("vllm", "chunked", "paged", "static", "orca", "max-util", "retract")))
+    c = case(
+        seed,
+        speculative="off",
+        discipline=rng.choice(("vllm", "chunked", "paged", "static", "orca", "max-util", "retract")),
+    )
     engine, twin = engine_for(c, 1), engine_for(c, 1)
     for n in range(1, 26):
         if rng.random() < 0.4:
@@ -211,8 +245,18 @@ def test_failing_inputs_leave_the_others_in_force(seed: int) -> None:
                 except (PolicyError, ProposerError):
                     assert len(engine.inputs) == waiting, "an input was lost"
                 else:
-                    return  # nobody was asked, so the setting was in force for a step: from here on it is another run
-                tell(engine, [("configure", {"policy": twin._planned().policy}), ("configure", {"speculative": "off", "num_speculative_tokens": c.config.num_speculative_tokens})])
+                    # nobody was asked, so the setting was in force for a step: from here on it is another run
+                    return
+                tell(
+                    engine,
+                    [
+                        ("configure", {"policy": twin._planned().policy}),
+                        (
+                            "configure",
+                            {"speculative": "off", "num_speculative_tokens": c.config.num_speculative_tokens},
+                        ),
+                    ],
+                )
         assert decided(engine.step()) == decided(twin.step())
         assert engine.config == twin.config
         assert list(engine.scheduler.requests) == list(twin.scheduler.requests)

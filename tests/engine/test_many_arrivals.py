@@ -1,4 +1,7 @@
-"""Many arrivals in one step cost in proportion, in the engine, in the fold and in a replay. Work is counted in calls and comparisons, never timed."""
+"""Many arrivals in one step cost in proportion, in the engine, in the fold and in a replay.
+
+Work is counted in calls and comparisons, never timed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,11 @@ def work(f: Callable[[], Any]) -> int:
 
 def costs(n: int, policy: str) -> tuple[int, int, int]:
     """The work of a step in which `n` requests arrive: of the step, of its fold, and of its replay."""
-    s = Session([RequestSpec(Id(f"r{i}"), (100, 101), 4, priority=-i % 7) for i in range(n)], runner="sim", policy=policy)
+    s = Session(
+        [RequestSpec(Id(f"r{i}"), (100, 101), 4, priority=-i % 7) for i in range(n)],
+        runner="sim",
+        policy=policy,
+    )
     step = work(s.step)
     assert sum(isinstance(e, Arrived) for e in s.trace[0].events) == n
     fold = work(lambda: State(s.config.num_blocks, s.config.block_size).apply(s.trace[0]))

@@ -1,4 +1,6 @@
-"""A run in which nobody gets further is said to be stuck, with who and why: in the engine, in Python, on the command line; and not before."""
+"""A run in which nobody gets further is said to be stuck, with who and why: in the engine, in Python, on the
+command line; and not before.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,42 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def turns(**knobs: Any) -> Session:
-    """Two requests of 40 tokens and room for 64. Each is cut into chunks of three, so the one that comes back fills the pool before it is where it was."""
+    """Two requests of 40 tokens and room for 64.
+
+    Each is cut into chunks of three, so the one that comes back fills the pool before it is where it was.
+    """
     specs = [spec("a", 20, 30), spec("b", 20, 30, first=100)]
-    return Session(specs, runner="sim", policy="newcomers", discipline="chunked", block_size=4, num_blocks=14, max_model_len=52, enable_prefix_caching=False,
-                   long_prefill_token_threshold=1, **knobs)
+    return Session(
+        specs,
+        runner="sim",
+        policy="newcomers",
+        discipline="chunked",
+        block_size=4,
+        num_blocks=14,
+        max_model_len=52,
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=1,
+        **knobs,
+    )
 
 
 def ran_into() -> Session:
     s = turns()
-    with pytest.raises(Stuck, match=r"^No request got further than before in the last [0-9]+ steps, since step [0-9]+: . and . compute the same tokens again and again"):
+    with pytest.raises(
+        Stuck,
+        match=r"^No request got further than before in the last [0-9]+ steps, since step [0-9]+: . and . compute the same tokens again and again",
+    ):
         s.run(max_steps=3000)
     return s
 
 
 def test_a_run_in_which_nobody_gets_further_is_stuck() -> None:
     s = ran_into()
-    assert s.done and "lost their blocks" in s.engine.stuck and "Choose another victim rule or policy" in s.engine.stuck
+    assert (
+        s.done
+        and "lost their blocks" in s.engine.stuck
+        and "Choose another victim rule or policy" in s.engine.stuck
+    )
     assert s.engine._stalled == patience(s.engine.scheduler) + 1 > PATIENCE_STEPS
     reach = [max((c.start + c.num_tokens for c in r.chunks), default=0) for r in s.trace]
     assert max(reach[-s.engine._stalled :]) <= max(reach[: -s.engine._stalled])
@@ -105,7 +127,10 @@ def test_a_running_request_that_gets_no_tokens(monkeypatch: pytest.MonkeyPatch) 
     s = Session([spec("a", 8, 4)], runner="sim", max_num_batched_tokens=64)
     s.step()
     monkeypatch.setattr(Scheduler, "_run", lambda self, plan, order: None)
-    with pytest.raises(Stuck, match=r"a runs and gets no tokens; the budget is 64 tokens a step .max_num_batched_tokens.\. Raise it, choose another discipline, or abort a"):
+    with pytest.raises(
+        Stuck,
+        match=r"a runs and gets no tokens; the budget is 64 tokens a step .max_num_batched_tokens.\. Raise it, choose another discipline, or abort a",
+    ):
         s.run(max_steps=500)
 
 
@@ -116,9 +141,21 @@ def test_waiting_for_an_arrival_is_not_being_stuck() -> None:
 
 
 def test_a_long_recomputation_is_not_being_stuck() -> None:
-    """`b` loses some 400 tokens and gets two back a step: about 200 steps in which nobody gets further, and then it goes on."""
+    """`b` loses some 400 tokens and gets two back a step: about 200 steps in which nobody gets further, and
+    then it goes on.
+    """
     specs = [spec("b", 380, 60), spec("a", 2, 60, step=200, priority=-1)]
-    s = Session(specs, runner="sim", policy="priority", discipline="vllm", max_num_batched_tokens=2, block_size=4, num_blocks=112, max_model_len=444, enable_prefix_caching=False)
+    s = Session(
+        specs,
+        runner="sim",
+        policy="priority",
+        discipline="vllm",
+        max_num_batched_tokens=2,
+        block_size=4,
+        num_blocks=112,
+        max_model_len=444,
+        enable_prefix_caching=False,
+    )
     longest = 0
     while s.step() is not None:
         longest = max(longest, s.engine._stalled)

@@ -1,4 +1,6 @@
-"""Records are enough: a second engine that is only told what the first one did stands, after every step, where the first one stands."""
+"""Records are enough: a second engine that is only told what the first one did stands, after every step,
+where the first one stands.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from cbviz.core.check import check
 from cbviz.core.policy import POLICIES, Policy
 from cbviz.engine.engine import Engine
 from cbviz.trace.trace import Trace
-from tests.core.fuzz import DISCIPLINE_NAMES, Case, LedgerRunner, case, finish, judge, make_engine, make_trace, play
+from tests.core.fuzz import (
+    DISCIPLINE_NAMES,
+    Case,
+    LedgerRunner,
+    case,
+    finish,
+    judge,
+    make_engine,
+    make_trace,
+    play,
+)
 
 
 def follow(c: Case) -> tuple[Engine, Engine, Trace]:
@@ -33,12 +45,24 @@ def test_a_mirror_follows(discipline: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_under_overload(seed: int) -> None:
-    """Time limits, full queues, shedding, degradation and deadlines, all at once: invariants hold, blocks come back, and a mirror follows."""
+    """Time limits, full queues, shedding, degradation and deadlines, all at once: invariants hold, blocks
+    come back, and a mirror follows.
+    """
     rng = random.Random(seed)
     c = case(seed)
-    c.config = c.config.replace(timeout_s=rng.choice((0.0, 0.002, 0.01)), shed_after_s=rng.choice((0.0, 0.001, 0.004)), max_waiting_requests=rng.choice((0, 2, 5)),
-                                max_waiting_tokens=rng.choice((0, 60)), degrade_above=rng.choice((0.0, 0.4)))
-    c.specs = [msgspec.structs.replace(x, deadline_s=rng.choice((None, 0.0005, 0.003)), session=rng.choice((None, "s1", "s2"))) for x in c.specs]
+    c.config = c.config.replace(
+        timeout_s=rng.choice((0.0, 0.002, 0.01)),
+        shed_after_s=rng.choice((0.0, 0.001, 0.004)),
+        max_waiting_requests=rng.choice((0, 2, 5)),
+        max_waiting_tokens=rng.choice((0, 60)),
+        degrade_above=rng.choice((0.0, 0.4)),
+    )
+    c.specs = [
+        msgspec.structs.replace(
+            x, deadline_s=rng.choice((None, 0.0005, 0.003)), session=rng.choice((None, "s1", "s2"))
+        )
+        for x in c.specs
+    ]
     follow(c)
 
 
@@ -47,7 +71,9 @@ def test_overload_cases_are_hard() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         c = case(seed)
-        c.config = c.config.replace(timeout_s=rng.choice((0.0, 0.002)), shed_after_s=0.001, max_waiting_requests=2)
+        c.config = c.config.replace(
+            timeout_s=rng.choice((0.0, 0.002)), shed_after_s=0.001, max_waiting_requests=2
+        )
         c.specs = [msgspec.structs.replace(x, deadline_s=rng.choice((None, 0.001))) for x in c.specs]
         reasons |= {r.finish_reason.split(":")[0] for r in play(c)[1].state().by_index}
     assert {"length", "abort", "timeout", "deadline", "shed", "refused"} <= reasons
@@ -72,7 +98,9 @@ def test_a_mirror_asks_no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def resume(c: Case) -> None:
-    """A snapshot, as plain JSON, restored into another engine with an empty KV cache: the same steps follow, and no slot is read that holds something else."""
+    """A snapshot, as plain JSON, restored into another engine with an empty KV cache: the same steps follow,
+    and no slot is read that holds something else.
+    """
     _, smooth = play(c)
     for at in sorted({1, len(smooth) // 3, len(smooth) // 2, len(smooth) - 1} - {0}):
         first = make_engine(c.config)
@@ -80,7 +108,14 @@ def resume(c: Case) -> None:
         records = [first.step() for _ in range(at)]
         plain = json.loads(json.dumps(first.snapshot()))
         second = make_engine(c.config, LedgerRunner(c.config))
-        held = len({b for r in first.scheduler.requests.values() for b in r.block_ids[: -(-r.num_computed_tokens // c.config.block_size)] if b})
+        held = len(
+            {
+                b
+                for r in first.scheduler.requests.values()
+                for b in r.block_ids[: -(-r.num_computed_tokens // c.config.block_size)]
+                if b
+            }
+        )
         assert second.restore(plain, {x.request_id: x for x in c.specs}) == held
         assert second.digest() == first.digest()
         trace = make_trace(c.config)
@@ -101,8 +136,12 @@ def test_from_any_step_on(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_back_in_time_with_a_full_cache(seed: int) -> None:
-    """The same engine goes back: its KV cache holds what later steps wrote, and blocks that could be hit then may hold something else now."""
-    c = case(seed, enable_prefix_caching=True, inputs=False, discipline=("chunked", "vllm", "paged")[seed % 3])
+    """The same engine goes back: its KV cache holds what later steps wrote, and blocks that could be hit then
+    may hold something else now.
+    """
+    c = case(
+        seed, enable_prefix_caching=True, inputs=False, discipline=("chunked", "vllm", "paged")[seed % 3]
+    )
     engine = make_engine(c.config)
     engine.enqueue(c.specs)
     snapshots, records = [engine.snapshot()], []

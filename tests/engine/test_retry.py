@@ -1,4 +1,6 @@
-"""A step that failed anywhere and is tried again is the step that never failed: its record, the order of its events, and the state after it, order included."""
+"""A step that failed anywhere and is tried again is the step that never failed: its record, the order of its
+events, and the state after it, order included.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ FAILS = (Fault, PolicyError, ProposerError)
 
 
 def written(engine: Engine) -> str:
-    """The state as text, dictionaries in their own order, but for `by_hash`: blocks are only ever looked up in it."""
+    """The state as text, dictionaries in their own order, but for `by_hash`: blocks are only ever looked up
+    in it.
+    """
     plain = engine.snapshot()
     pool = plain["scheduler"]["pool"]
     pool["by_hash"] = dict(sorted(pool["by_hash"].items()))
@@ -80,7 +84,9 @@ def test_a_retry_gives_what_the_step_without_the_failure_gives(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", [154341105, 18633])
 def test_a_pass_that_is_taken_back_leaves_no_values_in_blocks_of_others(seed: int) -> None:
-    """The failure comes after the pass; a block that was given away in that step is its old owner's again, and holds what the pass wrote."""
+    """The failure comes after the pass; a block that was given away in that step is its old owner's again,
+    and holds what the pass wrote.
+    """
     trouble = Trouble()
     with asked_through(trouble):
         assert twins(anything(seed), seed, trouble, 0.7)
@@ -88,7 +94,9 @@ def test_a_pass_that_is_taken_back_leaves_no_values_in_blocks_of_others(seed: in
 
 @pytest.mark.parametrize("seed", [8000496, 8002116])
 def test_a_retry_reads_nothing_that_the_failed_step_wrote(seed: int) -> None:
-    """Given a step that fails after its pass, when it is tried again, then blocks that others hold again are computed anew (about one draw in a thousand asks for it)."""
+    """Given a step that fails after its pass, when it is tried again, then blocks that others hold again are
+    computed anew (about one draw in a thousand asks for it).
+    """
     trouble = Trouble()
     with asked_through(trouble):
         assert twins(anything(seed), seed, trouble, 0.5)
@@ -104,7 +112,10 @@ def test_a_retry_gives_what_the_step_without_the_failure_gives_more(seed: int) -
 
 
 def one_failing_step(c: Case, at: int) -> tuple[Engine, Engine]:
-    """Two engines after step `at` of a case: one that failed in it and tried again, one that did not. Their records of that step are equal."""
+    """Two engines after step `at` of a case: one that failed in it and tried again, one that did not.
+
+    Their records of that step are equal.
+    """
     trouble = Trouble()
     engines, records = [], []
     for fails in (True, False):
@@ -124,10 +135,18 @@ def one_failing_step(c: Case, at: int) -> tuple[Engine, Engine]:
     return engines[0], engines[1]
 
 
-@pytest.mark.parametrize("change", [lambda c: c.at.update({4: [("configure", {"timeout_s": 1e-9})]}), lambda c: c.at.update({4: [("abort", "a")]})],
-                         ids=["two time-outs", "an abort with children"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.at.update({4: [("configure", {"timeout_s": 1e-9})]}),
+        lambda c: c.at.update({4: [("abort", "a")]}),
+    ],
+    ids=["two time-outs", "an abort with children"],
+)
 def test_requests_come_back_in_their_order(change: Callable[[Case], None]) -> None:
-    """Given two requests of three sequences each, when a step that ends several of them fails and is tried again, then they end in the order of the run without a failure."""
+    """Given two requests of three sequences each, when a step that ends several of them fails and is tried
+    again, then they end in the order of the run without a failure.
+    """
     c = byhand([spec("a", 4, 9), spec("b", 4, 9)], {}, max_num_seqs=8)
     c.specs = [msgspec.structs.replace(x, sampling=msgspec.structs.replace(x.sampling, n=3)) for x in c.specs]
     change(c)
@@ -137,7 +156,9 @@ def test_requests_come_back_in_their_order(change: Callable[[Case], None]) -> No
 
 
 def test_the_digest_tells_the_order_of_requests() -> None:
-    """Given two engines that differ only in the order of their requests, then their digests differ; in the form of earlier versions they do not."""
+    """Given two engines that differ only in the order of their requests, then their digests differ; in the
+    form of earlier versions they do not.
+    """
     c = byhand([RequestSpec("a", (1, 2), 9), RequestSpec("b", (3, 4), 9)], {})
     one, other = engine_for(c, 1), engine_for(c, 1)
     one.step()

@@ -1,4 +1,6 @@
-"""A step that fails is as if it had never been tried: the state, the queues, the clock and the inputs are those of before, and a retry gives the run without the fault."""
+"""A step that fails is as if it had never been tried: the state, the queues, the clock and the inputs are
+those of before, and a retry gives the run without the fault.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,39 @@ class Fault(Exception):
 
 
 def picture(engine: Engine) -> dict[str, Any]:
-    """Everything that must be as before. The order of dictionaries counts where it decides something (`by_hash`, `evictions`)."""
+    """Everything that must be as before.
+
+    The order of dictionaries counts where it decides something (`by_hash`, `evictions`).
+    """
     s = engine.scheduler
     return {
-        "digest": engine.digest(), "snapshot": engine.snapshot(), "inputs": list(engine.inputs), "journal": list(s.journal), "now": engine.now_s, "config": s.config,
-        "policy": s.policy, "rules": s.rules, "known": set(engine._known), "pending": engine.pending_ids, "has_work": engine.has_work, "stuck": engine.stuck,
-        "hashes": list(s.pool.block_hash), "evictions": [(h, x[:2]) for h, x in s.pool.evictions.items()], "order": {h: list(ids) for h, ids in s.pool.by_hash.items()},
-        "waiting": [id(r) for r in s.waiting], "running": [id(r) for r in s.running], "tables": [list(r.block_ids) for r in s.running],
+        "digest": engine.digest(),
+        "snapshot": engine.snapshot(),
+        "inputs": list(engine.inputs),
+        "journal": list(s.journal),
+        "now": engine.now_s,
+        "config": s.config,
+        "policy": s.policy,
+        "rules": s.rules,
+        "known": set(engine._known),
+        "pending": engine.pending_ids,
+        "has_work": engine.has_work,
+        "stuck": engine.stuck,
+        "hashes": list(s.pool.block_hash),
+        "evictions": [(h, x[:2]) for h, x in s.pool.evictions.items()],
+        "order": {h: list(ids) for h, ids in s.pool.by_hash.items()},
+        "waiting": [id(r) for r in s.waiting],
+        "running": [id(r) for r in s.running],
+        "tables": [list(r.block_ids) for r in s.running],
     }
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
     """Where two pictures differ, in words (digests follow from the rest)."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return [d for k in {**a, **b} if k != "digest" for d in differences(a.get(k), b.get(k), f"{path}/{k}")]
+        return [
+            d for k in {**a, **b} if k != "digest" for d in differences(a.get(k), b.get(k), f"{path}/{k}")
+        ]
     return [] if a == b else [f"{path}: {a!r:.200} became {b!r:.200}"]
 
 
@@ -97,7 +118,9 @@ def test_a_runner_that_fails(seed: int, how: str) -> None:
     _, smooth = play(c)
     rng = random.Random(seed)
     steps = rng.sample(range(1, len(smooth) + 1), min(len(smooth), 12))
-    faults: dict[int, BaseException] = {s: rng.choice([Fault("broken"), KeyboardInterrupt(), MemoryError()]) for s in steps}
+    faults: dict[int, BaseException] = {
+        s: rng.choice([Fault("broken"), KeyboardInterrupt(), MemoryError()]) for s in steps
+    }
     rough = play_with_faults(c, faults, flaky_engine(c, faults, how))
     assert [r.events for r in rough] == [r.events for r in smooth]
     assert [(r.t0_s, r.t1_s) for r in rough] == [(r.t0_s, r.t1_s) for r in smooth]
@@ -105,7 +128,9 @@ def test_a_runner_that_fails(seed: int, how: str) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_policy_that_fails(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails at its n-th question of a step: between two arrivals, while it ranks the queue or the victims, or at an admission."""
+    """It fails at its n-th question of a step: between two arrivals, while it ranks the queue or the victims,
+    or at an admission.
+    """
 
     class Moody(Policy):
         name = "moody"
@@ -156,7 +181,10 @@ def test_a_policy_that_fails(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     finish(engine, trace, c)
     assert failed
     told = [m for m in messages if m]
-    assert all("policy moody failed" in m and "no mood" in m and any(f"request {x.request_id}" in m for x in c.specs) for m in told)
+    assert all(
+        "policy moody failed" in m and "no mood" in m and any(f"request {x.request_id}" in m for x in c.specs)
+        for m in told
+    )
     assert [r.events for r in trace] == [r.events for r in smooth]
 
 
@@ -166,7 +194,9 @@ def test_a_runner_that_returns_too_little() -> None:
             out = super().execute(plan)
             return RunnerOutput({}) if plan.step == 2 and self.slots else out
 
-    c = case(0, discipline="chunked", policy="fcfs", inputs=False, block_size=4, num_blocks=12, max_model_len=40)
+    c = case(
+        0, discipline="chunked", policy="fcfs", inputs=False, block_size=4, num_blocks=12, max_model_len=40
+    )
     c.specs = [RequestSpec("a", (1, 2, 3), 5, arrival_step=1)]
     engine = make_engine(c.config, Mute(c.config))
     engine.enqueue(c.specs)
@@ -179,15 +209,34 @@ def test_a_runner_that_returns_too_little() -> None:
 
 def held_victim_case() -> Case:
     """Two requests, and blocks for hardly more than one: the younger loses its blocks to the older."""
-    c = case(0, discipline="chunked", policy="fcfs", block_size=2, num_blocks=9, max_model_len=14, max_num_seqs=2, sliding_window=0, enable_prefix_caching=True, victim=None,
-             max_num_batched_tokens=64, watermark=0.0, long_prefill_token_threshold=0, inputs=False)
-    c.specs = [RequestSpec("old", (1, 2, 3, 4), 8, arrival_step=1), RequestSpec("young", (5, 6, 7, 8, 9), 8, arrival_step=1)]
+    c = case(
+        0,
+        discipline="chunked",
+        policy="fcfs",
+        block_size=2,
+        num_blocks=9,
+        max_model_len=14,
+        max_num_seqs=2,
+        sliding_window=0,
+        enable_prefix_caching=True,
+        victim=None,
+        max_num_batched_tokens=64,
+        watermark=0.0,
+        long_prefill_token_threshold=0,
+        inputs=False,
+    )
+    c.specs = [
+        RequestSpec("old", (1, 2, 3, 4), 8, arrival_step=1),
+        RequestSpec("young", (5, 6, 7, 8, 9), 8, arrival_step=1),
+    ]
     return c
 
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_blocks_of_a_victim_that_was_no_victim(caching: bool) -> None:
-    """The failed pass wrote into blocks that it had taken from a preempted request. Taken back, that request holds them again.
+    """The failed pass wrote into blocks that it had taken from a preempted request.
+
+    Taken back, that request holds them again.
 
     Another step follows, in which it goes on: it must not read what was written.
     """
@@ -212,11 +261,31 @@ def test_blocks_of_a_victim_that_was_no_victim(caching: bool) -> None:
 
 
 def test_a_damaged_block_is_never_read() -> None:
-    """A free block that can be hit is taken and half overwritten by a pass that fails. Whoever hits it afterwards gets its true content, computed again."""
-    c = case(0, discipline="chunked", policy="fcfs", block_size=2, num_blocks=7, max_model_len=12, max_num_seqs=2, sliding_window=0, enable_prefix_caching=True, victim=None,
-             max_num_batched_tokens=64, watermark=0.0, long_prefill_token_threshold=0, inputs=False)
-    first, other, again = (RequestSpec("first", (1, 2, 3, 4, 5, 6, 7, 8), 1, arrival_step=1), RequestSpec("other", tuple(range(20, 29)), 2, arrival_step=2),
-                           RequestSpec("again", (1, 2, 3, 4, 5, 6, 7, 8, 9), 1, arrival_step=99))
+    """A free block that can be hit is taken and half overwritten by a pass that fails.
+
+    Whoever hits it afterwards gets its true content, computed again.
+    """
+    c = case(
+        0,
+        discipline="chunked",
+        policy="fcfs",
+        block_size=2,
+        num_blocks=7,
+        max_model_len=12,
+        max_num_seqs=2,
+        sliding_window=0,
+        enable_prefix_caching=True,
+        victim=None,
+        max_num_batched_tokens=64,
+        watermark=0.0,
+        long_prefill_token_threshold=0,
+        inputs=False,
+    )
+    first, other, again = (
+        RequestSpec("first", (1, 2, 3, 4, 5, 6, 7, 8), 1, arrival_step=1),
+        RequestSpec("other", tuple(range(20, 29)), 2, arrival_step=2),
+        RequestSpec("again", (1, 2, 3, 4, 5, 6, 7, 8, 9), 1, arrival_step=99),
+    )
     c.specs = [first, other]
     engine = flaky_engine(c, {2: Fault("broken")}, "middle")
     trace = make_trace(c.config)
@@ -237,7 +306,9 @@ def test_a_damaged_block_is_never_read() -> None:
 
 
 def test_interrupts_wait_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real SIGINT inside schedule() is raised at the forward pass, where nothing is half done; one inside update() after the step is complete."""
+    """A real SIGINT inside schedule() is raised at the forward pass, where nothing is half done; one inside
+    update() after the step is complete.
+    """
     c = held_victim_case()
     engine = make_engine(c.config)
     engine.simulated = False  # as a runner whose pass takes long
@@ -245,13 +316,19 @@ def test_interrupts_wait_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.step()
     before = picture(engine)
     schedule = engine.scheduler.schedule
-    monkeypatch.setattr(engine.scheduler, "schedule", lambda now: (signal.raise_signal(signal.SIGINT), schedule(now))[1])
+    monkeypatch.setattr(
+        engine.scheduler, "schedule", lambda now: (signal.raise_signal(signal.SIGINT), schedule(now))[1]
+    )
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     monkeypatch.undo()
     assert differences(before, picture(engine)) == []
     update = engine.scheduler.update
-    monkeypatch.setattr(engine.scheduler, "update", lambda plan, out: (signal.raise_signal(signal.SIGINT), update(plan, out))[1])
+    monkeypatch.setattr(
+        engine.scheduler,
+        "update",
+        lambda plan, out: (signal.raise_signal(signal.SIGINT), update(plan, out))[1],
+    )
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     monkeypatch.undo()
@@ -261,10 +338,23 @@ def test_interrupts_wait_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that lands in a finaliser is lost, by Python's rules
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # one that lands in a finaliser is lost, by Python's rules
 def test_interrupts_at_any_moment() -> None:
     """SIGINTs from a timer hit wherever they hit: every step is done or not done, never half."""
-    c = case(5, discipline="vllm", policy="priority", block_size=2, num_blocks=40, max_model_len=60, max_num_seqs=8, sliding_window=0, enable_prefix_caching=True, inputs=False)
+    c = case(
+        5,
+        discipline="vllm",
+        policy="priority",
+        block_size=2,
+        num_blocks=40,
+        max_model_len=60,
+        max_num_seqs=8,
+        sliding_window=0,
+        enable_prefix_caching=True,
+        inputs=False,
+    )
     _, smooth = play(c)
     rng = random.Random(1)
     landed = 0
@@ -298,6 +388,7 @@ def test_interrupts_at_any_moment() -> None:
 
 def test_a_second_interrupt_is_raised_at_once() -> None:
     """Somebody presses twice because a policy never returns."""
+
     def press_twice() -> None:
         with interrupts.held():
             signal.raise_signal(signal.SIGINT)
@@ -310,10 +401,21 @@ def test_a_second_interrupt_is_raised_at_once() -> None:
 
 
 def test_a_second_interrupt_waits_while_our_own_code_runs() -> None:
-    """Given two interrupts in a change, when both come in code of cbviz, which always ends, then the change is made whole and one interrupt is raised."""
+    """Given two interrupts in a change, when both come in code of cbviz, which always ends, then the change
+    is made whole and one interrupt is raised.
+    """
     inside = type(interrupts)("cbviz.inside")
-    exec(compile("import signal\ndef change():\n    signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n    done.append(1)\n", "inside", "exec"),
-         inside.__dict__)
+    exec(
+        compile(
+            (
+                "import signal\ndef change():\n    signal.raise_signal(signal.SIGINT)\n    "
+                "signal.raise_signal(signal.SIGINT)\n    done.append(1)\n"
+            ),
+            "inside",
+            "exec",
+        ),
+        inside.__dict__,
+    )
     inside.done = []
     with pytest.raises(KeyboardInterrupt), interrupts.held():
         inside.change()

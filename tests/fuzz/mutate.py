@@ -1,4 +1,6 @@
-"""Hostile versions of good files and values: cut, flipped, doubled, reordered, nested deeply, with values swapped for others. A draw follows from its seed alone."""
+"""Hostile versions of good files and values: cut, flipped, doubled, reordered, nested deeply, with values
+swapped for others. A draw follows from its seed alone.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,50 @@ import random
 from typing import Any
 
 DEEP = "@deep@"
-VALUES: tuple[Any, ...] = (None, True, False, -1, 0, 1, 2, 7, 255, 4096, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308, 1e-300, math.nan, math.inf,
-                           "", "x", "0", "-1", "r1", "x" * 3000, "half \ud83d", "\0", "\u2028", [], {}, [[]], [1], [-1], ["x"], [None], {"a": 1}, [1] * 300, DEEP)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    7,
+    255,
+    4096,
+    2**31,
+    2**32,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**63),
+    10**30,
+    0.5,
+    -0.0,
+    1e308,
+    1e-300,
+    math.nan,
+    math.inf,
+    "",
+    "x",
+    "0",
+    "-1",
+    "r1",
+    "x" * 3000,
+    "half \ud83d",
+    "\0",
+    "\u2028",
+    [],
+    {},
+    [[]],
+    [1],
+    [-1],
+    ["x"],
+    [None],
+    {"a": 1},
+    [1] * 300,
+    DEEP,
+)
 """What stands in place of a good value."""
 
 
@@ -95,7 +139,9 @@ def lines_changed(rng: random.Random, raw: bytes) -> bytes:
 
 
 def file_changed(rng: random.Random, raw: bytes) -> bytes:
-    """A file of lines, changed by line or by byte, sometimes packed, and the packed form sometimes changed as well."""
+    """A file of lines, changed by line or by byte, sometimes packed, and the packed form sometimes changed as
+    well.
+    """
     out = lines_changed(rng, raw) if rng.random() < 0.75 else bytes_changed(rng, raw)
     if rng.random() < 0.15:
         out = gzip.compress(out, 1)

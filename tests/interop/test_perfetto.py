@@ -19,7 +19,9 @@ def tracks(out: dict) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
     found = defaultdict(list)
     for e in out["traceEvents"]:
         if e["ph"] == "X":
-            found[e["pid"], e["tid"]].append((round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000), e["name"]))
+            found[e["pid"], e["tid"]].append(
+                (round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000), e["name"])
+            )
     return {k: sorted(v) for k, v in found.items()}
 
 
@@ -27,8 +29,17 @@ def test_states_of_the_golden_run() -> None:
     out = tracks(to_perfetto(golden()))
     ms = 1_000_000
     assert out[REQUESTS, 1] == [(0, 10 * ms, "prefill"), (10 * ms, 44 * ms, "decode")]
-    assert out[REQUESTS, 2] == [(5 * ms, 10 * ms, "waiting"), (10 * ms, 20 * ms, "prefill"), (20 * ms, 60 * ms, "decode")]
-    assert out[REQUESTS, 3] == [(8 * ms, 10 * ms, "waiting"), (10 * ms, 32 * ms, "prefill"), (32 * ms, 60 * ms, "preempted"), (60 * ms, 72 * ms, "recompute")]
+    assert out[REQUESTS, 2] == [
+        (5 * ms, 10 * ms, "waiting"),
+        (10 * ms, 20 * ms, "prefill"),
+        (20 * ms, 60 * ms, "decode"),
+    ]
+    assert out[REQUESTS, 3] == [
+        (8 * ms, 10 * ms, "waiting"),
+        (10 * ms, 32 * ms, "prefill"),
+        (32 * ms, 60 * ms, "preempted"),
+        (60 * ms, 72 * ms, "recompute"),
+    ]
     assert out[REQUESTS, 4] == [(20 * ms, 60 * ms, "waiting")]
     assert len(out[ENGINE, 1]) == 8
 
@@ -56,12 +67,19 @@ def test_counters_names_and_reasons() -> None:
     out = to_perfetto(golden())
     counters = [e["args"] for e in out["traceEvents"] if e["ph"] == "C" and e["name"] == "requests"]
     assert counters[3] == {"running": 1, "waiting": 2}
-    names = [e["args"]["name"] for e in out["traceEvents"] if e["name"] == "thread_name" and e["pid"] == REQUESTS]
+    names = [
+        e["args"]["name"] for e in out["traceEvents"] if e["name"] == "thread_name" and e["pid"] == REQUESTS
+    ]
     assert names == ["r1", "r2", "r3", "r4", "r6", "r5"]
     step = next(e for e in out["traceEvents"] if e["name"] == "step 4")
     assert step["args"]["why"][0].startswith("r3, last to arrive, was preempted")
     assert out["otherData"]["clock"] == "modelled"
-    assert "why" not in next(e for e in to_perfetto(golden(), sentences=False)["traceEvents"] if e["name"] == "step 4")["args"]
+    assert (
+        "why"
+        not in next(
+            e for e in to_perfetto(golden(), sentences=False)["traceEvents"] if e["name"] == "step 4"
+        )["args"]
+    )
 
 
 def test_without_times_it_is_refused_with_the_reason() -> None:
@@ -71,16 +89,30 @@ def test_without_times_it_is_refused_with_the_reason() -> None:
 
 
 def test_copies_lie_beside_the_pass() -> None:
-    """A run that swaps: copies to the host begin with the pass, those from the host end before it; each kind has a lane."""
+    """A run that swaps: copies to the host begin with the pass, those from the host end before it; each kind
+    has a lane.
+    """
     from cbviz.session import Session
     from tests.core.byhand import spec
 
-    s = Session([spec("a", 8, 8), spec("b", 7, 8, first=50)], runner="sim", num_blocks=7, block_size=4, preemption_mode="swap", swap_blocks=8, enable_prefix_caching=False)
+    s = Session(
+        [spec("a", 8, 8), spec("b", 7, 8, first=50)],
+        runner="sim",
+        num_blocks=7,
+        block_size=4,
+        preemption_mode="swap",
+        swap_blocks=8,
+        enable_prefix_caching=False,
+    )
     s.run()
     events = to_perfetto(s.trace)["traceEvents"]
     lanes = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
     spans = [e for e in events if e.get("cat") == "copies"]
-    assert {e["tid"] for e in spans} == {lanes["pass, in steps that copy"], lanes["copies from the host"], lanes["copies to the host"]}
+    assert {e["tid"] for e in spans} == {
+        lanes["pass, in steps that copy"],
+        lanes["copies from the host"],
+        lanes["copies to the host"],
+    }
     out = next(e for e in spans if e["name"] == "swap-out 3 blocks")
     assert any(e["name"] == "pass" and e["ts"] == out["ts"] for e in spans)
     back = next(e for e in spans if e["name"].startswith("swap-in"))

@@ -15,7 +15,9 @@ from tests.golden import golden
 def test_requests() -> None:
     rows = list(csv.DictReader(io.StringIO(requests_csv(golden()))))
     assert [r["request_id"] for r in rows] == ["r1", "r2", "r3", "r4", "r6", "r5"]
-    assert float(rows[0]["ttft_s"]) == 0.010 and rows[3]["ttft_s"] == "" and rows[3]["finish_reason"] == "abort"
+    assert (
+        float(rows[0]["ttft_s"]) == 0.010 and rows[3]["ttft_s"] == "" and rows[3]["finish_reason"] == "abort"
+    )
 
 
 def test_steps() -> None:

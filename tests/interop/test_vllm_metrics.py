@@ -1,4 +1,6 @@
-"""Every exported count, compared with what a real vLLM's registry held after the same step (`cbviz bench record FOLDER --metrics`)."""
+"""Every exported count, compared with what a real vLLM's registry held after the same step (`cbviz bench
+record FOLDER --metrics`).
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def family(sample: str) -> str:
 
 
 def counts(found: dict[str, float]) -> dict[str, float]:
-    """Samples of exported metrics that do not depend on a clock. Of histograms of seconds the number of observations is one."""
+    """Samples of exported metrics that do not depend on a clock.
+
+    Of histograms of seconds the number of observations is one.
+    """
     out = {}
     for sample, value in found.items():
         name = family(sample)
@@ -134,7 +139,9 @@ def test_recordings_are_those_of_the_workloads() -> None:
 
 
 def check_names(found: dict[str, float], bounds: dict[str, list[str]], max_model_len: int) -> None:
-    """Every name of vLLM's is exported or said not to be, every exported name is vLLM's, and buckets have vLLM's bounds."""
+    """Every name of vLLM's is exported or said not to be, every exported name is vLLM's, and buckets have
+    vLLM's bounds.
+    """
     families = {family(sample) for sample in found}
     assert families <= NAMES.keys() | NOT_EXPORTED.keys()
     assert NAMES.keys() - families <= {name for name in NAMES if "spec_decode" in name}
@@ -168,7 +175,7 @@ def test_a_vllm_that_is_there_counts_as_the_recorded_one_did(tmp_path: Path) -> 
         assert fresh == load(name), name
 
 
-# a server's scrape, where there is one --------------------------------------------------------------------------------
+# a server's scrape, where there is one ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -196,7 +203,9 @@ def test_names_and_buckets_are_those_of_a_server(scrape: str) -> None:
 
 
 def _served(server: Path) -> list[RequestSpec]:
-    """The server's 43 requests: 40 of the benchmark, which begin with the same 96 tokens, and three by hand (5, 5 and 33 prompt tokens)."""
+    """The server's 43 requests: 40 of the benchmark, which begin with the same 96 tokens, and three by hand
+    (5, 5 and 33 prompt tokens).
+    """
     bench: dict[str, Any] = json.loads((server / "bench.json").read_text(encoding="utf-8"))
     begin = min(bench["start_times"])
     out = []
@@ -219,11 +228,15 @@ NOT_ITS_SCHEDULE = (
     "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
 )  # fmt: skip
-"""Counts that follow from which steps were made: here they come from modelled time and other words, so that preemptions and drafts fall otherwise."""
+"""Counts that follow from which steps were made: here they come from modelled time and other words, so that
+preemptions and drafts fall otherwise.
+"""
 
 
 def test_a_servers_scrape_line_by_line(server: Path, scrape: str) -> None:
-    """The same requests at the same times: every line is equal, except those that depend on the length of each step and the words."""
+    """The same requests at the same times: every line is equal, except those that depend on the length of
+    each step and the words.
+    """
     s = Session(
         _served(server),
         runner="sim",

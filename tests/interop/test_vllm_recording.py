@@ -1,4 +1,6 @@
-"""Recordings of a real vLLM as traces: every row comes out again, and our own run of the same requests is the same run."""
+"""Recordings of a real vLLM as traces: every row comes out again, and our own run of the same requests is the
+same run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from cbviz.trace.schema import TraceError
 from cbviz.trace.trace import Cursor
 from cbviz.trace.why import why_missed
 
-NAMES = ("alone", "fcfs_b256_prefix", "fcfs_b64_noprefix", "fcfs_b64_prefix", "ngram3_b64_prefix", "prio_b64_prefix")
+NAMES = (
+    "alone",
+    "fcfs_b256_prefix",
+    "fcfs_b64_noprefix",
+    "fcfs_b64_prefix",
+    "ngram3_b64_prefix",
+    "prio_b64_prefix",
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +62,19 @@ def test_the_state_says_what_the_rows_say(folder: Path, name: str) -> None:
         assert inside.num_free_blocks == row["free_blocks"]
         after = trace.state(record.step)
         assert after.num_free_blocks == row["free_blocks_after"]
-        assert {rid: after.requests[rid].num_computed_tokens for rid in row["computed_after"]} == row["computed_after"]
+        assert {rid: after.requests[rid].num_computed_tokens for rid in row["computed_after"]} == row[
+            "computed_after"
+        ]
         assert [[c.request_id, c.num_tokens, c.start] for c in record.chunks] == row["scheduled"]
-        assert sorted(e.request_id for e in record.events if isinstance(e, ev.Preempted)) == sorted(row["preempted"])
-        assert {e.request_id: e.token_ids for e in record.events if isinstance(e, ev.Sampled)} == row["appended"]
-        assert [e.request_id for e in record.events if isinstance(e, ev.Admitted) and not e.resumed] == row["new"]
+        assert sorted(e.request_id for e in record.events if isinstance(e, ev.Preempted)) == sorted(
+            row["preempted"]
+        )
+        assert {e.request_id: e.token_ids for e in record.events if isinstance(e, ev.Sampled)} == row[
+            "appended"
+        ]
+        assert [e.request_id for e in record.events if isinstance(e, ev.Admitted) and not e.resumed] == row[
+            "new"
+        ]
         assert record.t0_s == row["t"] and record.clock == "measured"
         seen |= {type(e).__name__ for e in record.events}
     end = trace.state()
@@ -65,7 +82,15 @@ def test_the_state_says_what_the_rows_say(folder: Path, name: str) -> None:
     assert {r.request_id: r.finish_reason for r in end.by_index} == lines[-1]["finish"]
     assert {"Arrived", "Admitted", "Allocated", "Scheduled", "Sampled", "Finished", "Freed"} <= seen
     if name.endswith("_prefix"):
-        assert {"Shared", "PrefixHit", "PrefixMiss", "BlockCached", "Evicted", "Preempted", "NotAdmitted"} <= seen
+        assert {
+            "Shared",
+            "PrefixHit",
+            "PrefixMiss",
+            "BlockCached",
+            "Evicted",
+            "Preempted",
+            "NotAdmitted",
+        } <= seen
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith("ngram")])
@@ -80,9 +105,18 @@ def test_our_own_run_of_the_same_requests_is_the_same(folder: Path, name: str) -
     # Reasons are not part of `equal`; those rebuilt from the rows are still the ones that our scheduler gave.
     for x, y in zip(theirs, ours.trace):
         for kind in (ev.NotAdmitted, ev.PrefixHit, ev.PrefixMiss, ev.Skipped):
-            assert [e for e in x.events if isinstance(e, kind)] == [e for e in y.events if isinstance(e, kind)], f"step {x.step}"
-        assert [(e.request_id, e.for_id, e.num_tokens_lost, e.need, e.have) for e in x.events if isinstance(e, ev.Preempted)] == [
-            (e.request_id, e.for_id, e.num_tokens_lost, e.need, e.have) for e in y.events if isinstance(e, ev.Preempted)]
+            assert [e for e in x.events if isinstance(e, kind)] == [
+                e for e in y.events if isinstance(e, kind)
+            ], f"step {x.step}"
+        assert [
+            (e.request_id, e.for_id, e.num_tokens_lost, e.need, e.have)
+            for e in x.events
+            if isinstance(e, ev.Preempted)
+        ] == [
+            (e.request_id, e.for_id, e.num_tokens_lost, e.need, e.have)
+            for e in y.events
+            if isinstance(e, ev.Preempted)
+        ]
 
 
 def test_another_schedule_on_the_recorded_tokens_differs_but_says_the_same(folder: Path) -> None:
@@ -100,7 +134,8 @@ def test_drafts(folder: Path) -> None:
     drafted = sum(len(d) for x in steps for d in x["drafts"].values())
     accepted = sum(n for x in steps for n in x["accepted"].values())
     assert drafted > accepted > 0
-    # a draft that is right but comes after the end is accepted for vLLM; here it is rejected, and counted apart
+    # a draft that is right but comes after the end is accepted for vLLM; here it is rejected, and counted
+    # apart
     past_end = sum(max(0, n - len(x["appended"][rid]) + 1) for x in steps for rid, n in x["accepted"].items())
     assert past_end > 0
     assert sum(r.tokens.rejected for r in trace) == drafted - accepted + past_end
@@ -109,16 +144,21 @@ def test_drafts(folder: Path) -> None:
     assert counts["vllm:spec_decode_num_draft_tokens_total"] == drafted
     assert sum(c.num_draft for r in trace for c in r.chunks) == drafted
     assert any("speculative decoding (ngram, up to 3 drafts)" in n for n in trace.header.notes)
-    # Our engine does not draft: another schedule, the same tokens, and no figure that sets measured beside modelled seconds.
+    # Our engine does not draft: another schedule, the same tokens, and no figure that sets measured beside
+    # modelled seconds.
     ours = Session.from_tape(trace)
     ours.run()
     c = compare(trace, ours.trace, ("vllm", "ours"))
     assert c.tokens_equal and not c.schedules_equal and c.parting is not None
-    assert c.causes[0].startswith("Requests waited 783 steps for their first seat under vllm, 1125 under ours: ")
+    assert c.causes[0].startswith(
+        "Requests waited 783 steps for their first seat under vllm, 1125 under ours: "
+    )
 
 
 def test_a_miss_names_the_end_of_the_shared_prompt(folder: Path) -> None:
-    """All requests share one system prompt of 92 tokens: there, in block 2, the prefix of r1 parts from that of r0."""
+    """All requests share one system prompt of 92 tokens: there, in block 2, the prefix of r1 parts from that
+    of r0.
+    """
     f = why_missed(import_recording(folder / "fcfs_b64_prefix.jsonl.gz"), 2, "r1").facts
     assert (f["other"], f["position"], f["block_index"], f["tokens_found"]) == ("r0", 92, 2, 64)
 
@@ -126,9 +166,17 @@ def test_a_miss_names_the_end_of_the_shared_prompt(folder: Path) -> None:
 def test_the_header_says_whose_times_and_what_is_missing(folder: Path) -> None:
     trace = import_recording(folder / "fcfs_b64_prefix.jsonl.gz")
     h = trace.header
-    assert (h.producer, h.clock, h.model, h.block_size, h.num_blocks) == ("vllm 0.32.0", "measured", "SmolLM2-135M", 32, 17)
+    assert (h.producer, h.clock, h.model, h.block_size, h.num_blocks) == (
+        "vllm 0.32.0",
+        "measured",
+        "SmolLM2-135M",
+        32,
+        17,
+    )
     assert set(h.missing) == {"cost", "texts", "gaps"} and not set(h.missing) & set(h.capabilities)
-    assert "measured" in h.notes[0] and metrics(trace)["clock"] == "measured" and metrics(trace)["mfu"] is None
+    assert (
+        "measured" in h.notes[0] and metrics(trace)["clock"] == "measured" and metrics(trace)["mfu"] is None
+    )
     assert any("waits" in s for record in trace for s in explain(trace, record.step))
     json.dumps(to_perfetto(trace), allow_nan=False)
 
@@ -175,19 +223,24 @@ def broken(folder: Path, tmp_path: Path, change: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("change, what", [
-    (lambda x: x[40]["blocks"][x[40]["running"][0]].__setitem__(0, 16), r"line 41 \(step 40\)"),
-    (lambda x: x[40].update(free_blocks=9), r"line 41 \(step 40\): free_blocks is 9 in the row"),
-    (lambda x: x[40].pop("waiting"), r"line 41 \(step 40\): the row lacks waiting"),
-    (lambda x: x[1].update(waiting=[*x[1]["waiting"][1:], x[1]["waiting"][0]]), "waiting is"),
-    (lambda x: x[28].update(preempted=[]), r"line 29 \(step 28\)"),
-    (lambda x: x[1]["added"].append("r99"), "r99 was added, but the file of requests does not name it"),
-    (lambda x: x[-1]["tokens"]["r3"].append(7), "last line: r3"),
-    (lambda x: x[0].pop("engine_args"), "line 1: not the config line"),
-    (lambda x: x[0]["engine_args"].pop("block_size"), "engine_args lacks 'block_size'"),
-    (lambda x: x.__setitem__(slice(1, None), []), "it holds no step"),
-])
-def test_what_does_not_fit_is_named_with_its_line(folder: Path, tmp_path: Path, change: Any, what: str) -> None:
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (lambda x: x[40]["blocks"][x[40]["running"][0]].__setitem__(0, 16), r"line 41 \(step 40\)"),
+        (lambda x: x[40].update(free_blocks=9), r"line 41 \(step 40\): free_blocks is 9 in the row"),
+        (lambda x: x[40].pop("waiting"), r"line 41 \(step 40\): the row lacks waiting"),
+        (lambda x: x[1].update(waiting=[*x[1]["waiting"][1:], x[1]["waiting"][0]]), "waiting is"),
+        (lambda x: x[28].update(preempted=[]), r"line 29 \(step 28\)"),
+        (lambda x: x[1]["added"].append("r99"), "r99 was added, but the file of requests does not name it"),
+        (lambda x: x[-1]["tokens"]["r3"].append(7), "last line: r3"),
+        (lambda x: x[0].pop("engine_args"), "line 1: not the config line"),
+        (lambda x: x[0]["engine_args"].pop("block_size"), "engine_args lacks 'block_size'"),
+        (lambda x: x.__setitem__(slice(1, None), []), "it holds no step"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_line(
+    folder: Path, tmp_path: Path, change: Any, what: str
+) -> None:
     with pytest.raises(TraceError, match=what):
         import_recording(broken(folder, tmp_path, change))
 

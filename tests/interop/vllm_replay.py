@@ -1,4 +1,6 @@
-"""Replays a recorded vLLM's workload on the recorded tokens, so that every count can be compared step by step."""
+"""Replays a recorded vLLM's workload on the recorded tokens, so that every count can be compared step by
+step.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def _tape(d: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def replay(d: dict[str, Any]) -> Trace:
-    """The recorded requests under cbviz's `vllm` discipline, on the recorded tokens. Step k of the recording is step k + 1 here."""
+    """The recorded requests under cbviz's `vllm` discipline, on the recorded tokens.
+
+    Step k of the recording is step k + 1 here.
+    """
     c = d["config"]
     specs = [
         RequestSpec(

@@ -4,8 +4,24 @@ import assert from "node:assert/strict";
 import { moves } from "../../cbviz/app/static/inside.js";
 
 test("the pass lies above, a lane for each kind of copy below, and a bar tells its blocks and its clock", () => {
-  const m = moves({ clock: "modelled", spans: [["swap-in", 0, 1, 2, 64], ["swap-out", 1, 4, 1, 32], ["pass", 1, 11, 0, 0], ["swap-out", 4, 5, 3, 96]] });
-  assert.deepEqual(m.lanes, ["the pass", "swap-out: device to host", "swap-in: host to device"]); assert.deepEqual(m.lane, [2, 1, 0, 1]);
-  assert.deepEqual(m.start, [0, 1, 1, 4]); assert.deepEqual(m.duration, [1, 3, 10, 1]); assert.equal(m.total, 11);
-  assert.deepEqual(m.note, [", 2 blocks (modelled)", ", 1 block (modelled)", " (modelled)", ", 3 blocks (modelled)"]);
+  const m = moves({
+    clock: "modelled",
+    spans: [
+      ["swap-in", 0, 1, 2, 64],
+      ["swap-out", 1, 4, 1, 32],
+      ["pass", 1, 11, 0, 0],
+      ["swap-out", 4, 5, 3, 96],
+    ],
+  });
+  assert.deepEqual(m.lanes, ["the pass", "swap-out: device to host", "swap-in: host to device"]);
+  assert.deepEqual(m.lane, [2, 1, 0, 1]);
+  assert.deepEqual(m.start, [0, 1, 1, 4]);
+  assert.deepEqual(m.duration, [1, 3, 10, 1]);
+  assert.equal(m.total, 11);
+  assert.deepEqual(m.note, [
+    ", 2 blocks (modelled)",
+    ", 1 block (modelled)",
+    " (modelled)",
+    ", 3 blocks (modelled)",
+  ]);
 });

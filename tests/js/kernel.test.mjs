@@ -18,7 +18,11 @@ class Signal {
   }
 }
 
-const aKernel = () => ({ statusChanged: new Signal(), connectionStatusChanged: new Signal(), disposed: new Signal() });
+const aKernel = () => ({
+  statusChanged: new Signal(),
+  connectionStatusChanged: new Signal(),
+  disposed: new Signal(),
+});
 
 function aModel(kernel) {
   const slots = new Map();
@@ -48,7 +52,8 @@ test("a connection is lost, found, given up and found again", () => {
   const told = [];
   const kernel = aKernel();
   watchKernel(kernel, (state) => told.push(state));
-  for (const status of ["connecting", "connected", "disconnected", "connected"]) kernel.connectionStatusChanged.emit(status);
+  for (const status of ["connecting", "connected", "disconnected", "connected"])
+    kernel.connectionStatusChanged.emit(status);
   assert.deepEqual(told, ["lost", "", "unreachable", ""]);
 });
 
@@ -70,7 +75,12 @@ for (const event of ["comm_live_update", "comm:close"]) {
     assert.deepEqual(told, ["ended"]);
     stop();
     assert.equal(model.slots.size, 0);
-    assert.equal(kernel.statusChanged.slots.size + kernel.connectionStatusChanged.slots.size + kernel.disposed.slots.size, 0);
+    assert.equal(
+      kernel.statusChanged.slots.size +
+        kernel.connectionStatusChanged.slots.size +
+        kernel.disposed.slots.size,
+      0,
+    );
   });
 }
 

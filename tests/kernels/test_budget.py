@@ -1,4 +1,6 @@
-"""The kernels compiled for cards that are not here, against `kernels/budget.json`; and that the comparison sees what it is for."""
+"""The kernels compiled for cards that are not here, against `kernels/budget.json`; and that the comparison
+sees what it is for.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ def _triton() -> None:
 @pytest.mark.timeout(900)
 def test_within_the_budget() -> None:
     """All launches, compiled anew in a process of its own (a minute on two idle cores)."""
-    done = subprocess.run([sys.executable, "-m", "cbviz.bench.budget"], cwd=ROOT, capture_output=True, text=True, timeout=880)
-    assert done.returncode == 0, f"{done.stdout}\nIf the change is meant: python -m cbviz.bench.budget --write\n{done.stderr[-1500:]}"
+    done = subprocess.run(
+        [sys.executable, "-m", "cbviz.bench.budget"], cwd=ROOT, capture_output=True, text=True, timeout=880
+    )
+    assert done.returncode == 0, (
+        f"{done.stdout}\nIf the change is meant: python -m cbviz.bench.budget --write\n{done.stderr[-1500:]}"
+    )
     assert f"{len(budget.load())} launches, 0 faults" in done.stdout
 
 
@@ -44,18 +50,30 @@ def test_attention_is_in_the_budget_for_every_card() -> None:
                 assert f"{kernel} {kind} D64 G3 on {card}" in budget.load()
 
 
-@pytest.mark.parametrize("changes, said", [
-    ({"registers": 78}, "registers 70 -> 78 (+11%)"),
-    ({"shared_bytes": 40000}, "shared_bytes 20,480 -> 40,000"),
-    ({"shared_bytes": 300_000}, "the card has 232,448"),
-    ({"spills": 3}, "3 instructions spill registers"),
-    ({"matrix": 0}, "no matrix instruction"),
-    ({"wide_loads": 0}, "no load of 16 bytes"),
-    ({"long_blocks": False}, "multiplied in 32 bits"),
-    ({"error": "CompilationError: x"}, "does not compile"),
-])
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"registers": 78}, "registers 70 -> 78 (+11%)"),
+        ({"shared_bytes": 40000}, "shared_bytes 20,480 -> 40,000"),
+        ({"shared_bytes": 300_000}, "the card has 232,448"),
+        ({"spills": 3}, "3 instructions spill registers"),
+        ({"matrix": 0}, "no matrix instruction"),
+        ({"wide_loads": 0}, "no load of 16 bytes"),
+        ({"long_blocks": False}, "multiplied in 32 bits"),
+        ({"error": "CompilationError: x"}, "does not compile"),
+    ],
+)
 def test_a_fault_is_told(changes: dict[str, Any], said: str) -> None:
-    held = {NAME: {"registers": 70, "spills": 0, "shared_bytes": 20480, "matrix": 16, "wide_loads": 17, "long_blocks": True}}
+    held = {
+        NAME: {
+            "registers": 70,
+            "spills": 0,
+            "shared_bytes": 20480,
+            "matrix": 16,
+            "wide_loads": 17,
+            "long_blocks": True,
+        }
+    }
     assert budget.faults(held, held) == []
     wrong = held[NAME] | changes
     assert any(line.startswith(NAME) and said in line for line in budget.faults({NAME: wrong}, held))
@@ -67,10 +85,12 @@ def test_what_is_missing_is_told() -> None:
     held = {NAME: budget.load()[NAME]}
     assert budget.faults(held, {}) == [f"{NAME}: not in the budget"]
     assert budget.faults({}, held) == [f"{NAME}: in the budget, but no such launch"]
-    assert budget.better({NAME: held[NAME] | {"registers": 20}}, held) == [f"{NAME}: registers 70 -> 20 (-71%)"]
+    assert budget.better({NAME: held[NAME] | {"registers": 20}}, held) == [
+        f"{NAME}: registers 70 -> 20 (-71%)"
+    ]
 
 
-SOURCE = '''
+SOURCE = """
 import triton
 import triton.language as tl
 
@@ -88,7 +108,7 @@ def spill(x, y):
     at = tl.arange(0, 128)[:, None] * 64 + tl.arange(0, 64)[None, :]
     a = tl.load(x + at)
     tl.store(y + at, a / tl.sum(tl.sum(a, 1), 0))
-'''
+"""
 
 
 @pytest.fixture
@@ -104,7 +124,9 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_compiler_is_read_right(probes: ModuleType) -> None:
-    """A block id multiplied in 32 bits, and tiles too large for one warp's registers, are seen in real machine code."""
+    """A block id multiplied in 32 bits, and tiles too large for one warp's registers, are seen in real
+    machine code.
+    """
     import cbviz.kernels.aot as aot
     import torch
 

@@ -1,4 +1,6 @@
-"""The glossary's links lead somewhere, and what they name is there; vLLM's metrics are those that we export under its names."""
+"""The glossary's links lead somewhere, and what they name is there; vLLM's metrics are those that we export
+under its names.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ def test_links_lead_to_what_they_name() -> None:
 
 
 def test_a_dead_link_is_seen() -> None:
-    assert faults("[`Scheduler`](../cbviz/core/nothing.py)", FILE.parent) == ["Scheduler: no file ../cbviz/core/nothing.py"]
-    assert faults("[`Schedulist`](../cbviz/core/scheduler.py)", FILE.parent) == ["Schedulist does not stand in ../cbviz/core/scheduler.py"]
+    assert faults("[`Scheduler`](../cbviz/core/nothing.py)", FILE.parent) == [
+        "Scheduler: no file ../cbviz/core/nothing.py"
+    ]
+    assert faults("[`Schedulist`](../cbviz/core/scheduler.py)", FILE.parent) == [
+        "Schedulist does not stand in ../cbviz/core/scheduler.py"
+    ]
 
 
 def test_every_term_has_four_cells_and_its_place() -> None:

@@ -13,13 +13,17 @@ from cbviz import lessons
 from cbviz.core.policy import POLICIES
 from cbviz.lessons import grading
 
-# answers ----------------------------------------------------------------------------------------------------------------
+# answers ----------------------------------------------------------------------------------------------------
 
 
 def blocks(c: dict[str, int], with_kv: int = -1) -> dict[str, int]:
     n = c["prompt"] + c["output"] + with_kv
     held = -(-n // c["block_size"])
-    return {"paged": held, "empty": held * c["block_size"] - n, "reserved": -(-(c["prompt"] + c["max_tokens"]) // c["block_size"])}
+    return {
+        "paged": held,
+        "empty": held * c["block_size"] - n,
+        "reserved": -(-(c["prompt"] + c["max_tokens"]) // c["block_size"]),
+    }
 
 
 def blocks_with_the_new_token(c: dict[str, int]) -> dict[str, int]:
@@ -34,7 +38,9 @@ def hits(c: dict[str, Any], last_token: int = 1, chained: bool = True) -> list[i
     size, seen, out = c["block_size"], set(), []
     for p in c["prompts"]:
         n = 0
-        while (n + 1) * size <= len(p) - last_token and (tuple(p[: (n + 1) * size]) in seen if chained else tuple(p[n * size : (n + 1) * size]) in seen):
+        while (n + 1) * size <= len(p) - last_token and (
+            tuple(p[: (n + 1) * size]) in seen if chained else tuple(p[n * size : (n + 1) * size]) in seen
+        ):
             n += 1
         out.append(n * size)
         seen |= {tuple(p[:i]) if chained else tuple(p[i - size : i]) for i in range(size, len(p) + 1, size)}
@@ -132,9 +138,16 @@ def no_drafts(c: dict[str, Any]) -> dict[str, Any]:
 
 
 def pool(c: dict[str, int], null_block: int = 1, itself: int = 0) -> dict[str, int]:
-    block = round(c["layers"] * 2 * c["kv_heads"] * (c["head_dim"] * c["bits"] / 8 + c["scale_bytes"])) * c["block_size"]
+    block = (
+        round(c["layers"] * 2 * c["kv_heads"] * (c["head_dim"] * c["bits"] / 8 + c["scale_bytes"]))
+        * c["block_size"]
+    )
     gone = max(0, c["computed"] - c["window"] - itself) // c["block_size"] if c["window"] else 0
-    return {"block_bytes": block, "blocks": c["memory"] // block - null_block, "held": -(-c["computed"] // c["block_size"]) - gone}
+    return {
+        "block_bytes": block,
+        "blocks": c["memory"] // block - null_block,
+        "held": -(-c["computed"] // c["block_size"]) - gone,
+    }
 
 
 def pool_with_the_null_block(c: dict[str, int]) -> dict[str, int]:
@@ -146,18 +159,43 @@ def pool_that_forgets_the_token_itself(c: dict[str, int]) -> dict[str, int]:
 
 
 def pool_of_keys_alone(c: dict[str, int]) -> dict[str, int]:
-    return {"block_bytes": pool(c)["block_bytes"] // 2, "blocks": 2 * pool(c)["blocks"], "held": 1 + c["computed"] // c["block_size"] + c["window"]}
+    return {
+        "block_bytes": pool(c)["block_bytes"] // 2,
+        "blocks": 2 * pool(c)["blocks"],
+        "held": 1 + c["computed"] // c["block_size"] + c["window"],
+    }
 
 
-SOLVED = {"count-the-blocks": blocks, "count-the-hits": hits, "name-the-victim": victim, "predict-the-step": step,
-          "meet-the-slo": {"max_num_seqs": 32, "max_num_batched_tokens": 224}, "beat-fcfs": aged, "accept-the-drafts": drafts, "fill-the-pool": pool}
-HALF: dict[str, list[Any]] = {
-    "count-the-blocks": [blocks_with_the_new_token], "count-the-hits": [hits_without_the_last_token_rule, hits_unchained], "name-the-victim": [always_the_last],
-    "predict-the-step": [step_without_admission], "meet-the-slo": [{}, {"max_num_seqs": 32, "max_num_batched_tokens": 2048}], "beat-fcfs": [shortest],
-    "accept-the-drafts": [drafts_without_the_models_own, drafts_from_the_latest_place], "fill-the-pool": [pool_with_the_null_block, pool_that_forgets_the_token_itself],
+SOLVED = {
+    "count-the-blocks": blocks,
+    "count-the-hits": hits,
+    "name-the-victim": victim,
+    "predict-the-step": step,
+    "meet-the-slo": {"max_num_seqs": 32, "max_num_batched_tokens": 224},
+    "beat-fcfs": aged,
+    "accept-the-drafts": drafts,
+    "fill-the-pool": pool,
 }
-FAILED = {"count-the-blocks": blocks_rounded_down, "count-the-hits": no_hits, "name-the-victim": nobody, "predict-the-step": step_of_nothing,
-          "meet-the-slo": {"max_num_seqs": 6, "max_num_batched_tokens": 1024}, "beat-fcfs": fcfs, "accept-the-drafts": no_drafts, "fill-the-pool": pool_of_keys_alone}
+HALF: dict[str, list[Any]] = {
+    "count-the-blocks": [blocks_with_the_new_token],
+    "count-the-hits": [hits_without_the_last_token_rule, hits_unchained],
+    "name-the-victim": [always_the_last],
+    "predict-the-step": [step_without_admission],
+    "meet-the-slo": [{}, {"max_num_seqs": 32, "max_num_batched_tokens": 2048}],
+    "beat-fcfs": [shortest],
+    "accept-the-drafts": [drafts_without_the_models_own, drafts_from_the_latest_place],
+    "fill-the-pool": [pool_with_the_null_block, pool_that_forgets_the_token_itself],
+}
+FAILED = {
+    "count-the-blocks": blocks_rounded_down,
+    "count-the-hits": no_hits,
+    "name-the-victim": nobody,
+    "predict-the-step": step_of_nothing,
+    "meet-the-slo": {"max_num_seqs": 6, "max_num_batched_tokens": 1024},
+    "beat-fcfs": fcfs,
+    "accept-the-drafts": no_drafts,
+    "fill-the-pool": pool_of_keys_alone,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +208,7 @@ def test_the_lists_are_complete() -> None:
     assert list(SOLVED) == list(HALF) == list(FAILED) == lessons.exercises()
 
 
-# marks ------------------------------------------------------------------------------------------------------------------
+# marks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SOLVED)
@@ -208,7 +246,11 @@ def test_what_each_half_answer_lacks() -> None:
     assert got["last"] == 1 and got["lowest-priority"] == 0 and got["least-work-lost"] == 0
     got = share("predict-the-step", step_without_admission)
     assert got["decodes"] == 1 and got["half-done prompts"] == 1 and got["admissions"] < 0.5
-    assert share("meet-the-slo", {"max_num_seqs": 32, "max_num_batched_tokens": 2048}) == {"first tokens": 1, "gaps": 0, "both at once": 0}
+    assert share("meet-the-slo", {"max_num_seqs": 32, "max_num_batched_tokens": 2048}) == {
+        "first tokens": 1,
+        "gaps": 0,
+        "both at once": 0,
+    }
     got = share("accept-the-drafts", drafts_without_the_models_own)
     assert got == {"drafts": 1, "yields": 0, "computed": 1}
     got = share("fill-the-pool", pool_with_the_null_block)
@@ -219,10 +261,20 @@ def test_what_each_half_answer_lacks() -> None:
     assert got["faster"] == 1 and got["nobody starves"] < 0.7
 
 
-# draws ------------------------------------------------------------------------------------------------------------------
+# draws ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["count-the-blocks", "count-the-hits", "name-the-victim", "predict-the-step", "accept-the-drafts", "fill-the-pool"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "count-the-blocks",
+        "count-the-hits",
+        "name-the-victim",
+        "predict-the-step",
+        "accept-the-drafts",
+        "fill-the-pool",
+    ],
+)
 def test_a_remembered_answer_fails_another_draw(name: str) -> None:
     """An answer that knows every case of one draw by heart, and nothing else, passes there and nowhere else."""
     known: dict[str, Any] = {}
@@ -258,7 +310,7 @@ def test_a_function_cannot_change_the_case() -> None:
     assert lessons.grade("name-the-victim", vandal, 4000).solved
 
 
-# what goes wrong --------------------------------------------------------------------------------------------------------
+# what goes wrong --------------------------------------------------------------------------------------------
 
 
 def test_an_error_in_the_answer_is_told_and_costs_its_points() -> None:
@@ -277,14 +329,21 @@ def test_the_first_wrong_case_is_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "No case went wrong.\n"
 
 
-@pytest.mark.parametrize(("name", "answer", "message"), [
-    ("count-the-blocks", {"paged": 3}, "the answer is a function of one case, not dict"),
-    ("name-the-victim", "r3", "the answer is a function of one case, not str"),
-    ("beat-fcfs", "sjf", r"the answer is a function of \(r, now\), not str"),
-    ("meet-the-slo", "more seats", "the answer is a dict of settings"),
-    ("meet-the-slo", {"modelled_device": "NVIDIA B200 SXM"}, "'modelled_device' is not yours to set here"),
-    ("meet-the-slo", {"max_num_seqs": 0}, "max_num_seqs"),
-])
+@pytest.mark.parametrize(
+    ("name", "answer", "message"),
+    [
+        ("count-the-blocks", {"paged": 3}, "the answer is a function of one case, not dict"),
+        ("name-the-victim", "r3", "the answer is a function of one case, not str"),
+        ("beat-fcfs", "sjf", r"the answer is a function of \(r, now\), not str"),
+        ("meet-the-slo", "more seats", "the answer is a dict of settings"),
+        (
+            "meet-the-slo",
+            {"modelled_device": "NVIDIA B200 SXM"},
+            "'modelled_device' is not yours to set here",
+        ),
+        ("meet-the-slo", {"max_num_seqs": 0}, "max_num_seqs"),
+    ],
+)
 def test_the_wrong_kind_of_answer(name: str, answer: Any, message: str) -> None:
     with pytest.raises(lessons.LessonError, match=message):
         lessons.exercise(name).check(answer)
@@ -315,7 +374,7 @@ def test_a_policy_that_asks_chance_is_refused() -> None:
     assert "another rank when asked again" in result.parts[0].note
 
 
-# a student's way through ------------------------------------------------------------------------------------------------
+# a student's way through ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SOLVED)
@@ -388,16 +447,20 @@ def test_a_report_is_not_written_over_something_else(tmp_path: Path) -> None:
         lessons.report("  ")
 
 
-# the runner -------------------------------------------------------------------------------------------------------------
+# the runner -------------------------------------------------------------------------------------------------
 
 
-def test_without_torch_the_simulator_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_torch_the_simulator_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     assert lessons.runner() == "sim"
     assert "made up" in capsys.readouterr().out
 
 
-def test_without_the_model_the_simulator_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_model_the_simulator_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def gone(model: str) -> None:
         raise lessons.hub.ModelError("no network")
 

@@ -18,9 +18,25 @@ def op_set(name: str) -> ops.OpSet:
     return cpu_ops.CPU if name == "torch" else ops.pick(name, "cpu")
 
 
-DENSE = ["llama", "llama-biases", "llama-linear", "llama-llama3", "mistral-window", "qwen2", "qwen2-window", "qwen3"]
+DENSE = [
+    "llama",
+    "llama-biases",
+    "llama-linear",
+    "llama-llama3",
+    "mistral-window",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+]
 MIXTURES = ["mixtral", "qwen3-moe", "qwen3-moe-raw", "olmoe"]
-LATENT = ["deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-halves", "deepseek-v2-yarn", "deepseek-v3-yarn"]
+LATENT = [
+    "deepseek-v2",
+    "deepseek-v2-groups",
+    "deepseek-v3",
+    "deepseek-v3-halves",
+    "deepseek-v2-yarn",
+    "deepseek-v3-yarn",
+]
 ALL = DENSE + MIXTURES + LATENT
 
 
@@ -40,15 +56,37 @@ def test_whole_prompt_equals_transformers(name: str, kernels: str, tiny: Any, fe
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name, block_size", [(n, b) for n in DENSE for b in (1, 7, 16)] + [(n, 7) for n in MIXTURES + LATENT] +
-                         [(n, b) for n in ("qwen3-moe", "deepseek-v3") for b in (1, 16)])
-def test_pieces_mixed_in_one_batch_equal_transformers(name: str, block_size: int, tiny: Any, feed: Any) -> None:
-    """Chunks and decodes of several requests together, scattered blocks: the same logits as each request whole and alone."""
+@pytest.mark.parametrize(
+    "name, block_size",
+    [(n, b) for n in DENSE for b in (1, 7, 16)]
+    + [(n, 7) for n in MIXTURES + LATENT]
+    + [(n, b) for n in ("qwen3-moe", "deepseek-v3") for b in (1, 16)],
+)
+def test_pieces_mixed_in_one_batch_equal_transformers(
+    name: str, block_size: int, tiny: Any, feed: Any
+) -> None:
+    """Chunks and decodes of several requests together, scattered blocks: the same logits as each request
+    whole and alone.
+    """
     model = tiny(name)
     sequences = [ids(n, seed=n) for n in (1, 5, 23, 40, 61)]
-    for kernels, longest in (("reference", 9), ("cpu", 9), ("cpu", 1), ("cpu", 33), ("torch", 9), ("torch", 33)):
+    for kernels, longest in (
+        ("reference", 9),
+        ("cpu", 9),
+        ("cpu", 1),
+        ("cpu", 33),
+        ("torch", 9),
+        ("torch", 33),
+    ):
         decoder = model.ours.decoder(op_set(kernels))
-        got = feed(decoder, sequences, block_size=block_size, pieces=lambda rng: rng.randint(1, longest), seed=longest, num_padding=2)  # noqa: B023
+        got = feed(
+            decoder,
+            sequences,
+            block_size=block_size,
+            pieces=lambda rng: rng.randint(1, longest),  # noqa: B023
+            seed=longest,
+            num_padding=2,
+        )
         for logits, sequence in zip(got, sequences, strict=True):
             torch.testing.assert_close(logits, model.expected(sequence), atol=1e-4, rtol=1e-4)
 
@@ -63,8 +101,12 @@ def test_window_of_the_engine_is_laid_over_the_models_own(tiny: Any, feed: Any) 
     full = tiny("llama").ours
     (wide,) = feed(full.decoder(ops.REFERENCE), [sequence], block_size=4, pieces=lambda rng: 40)
     for kernels in ("reference", "cpu", "torch"):
-        (narrow,) = feed(full.decoder(op_set(kernels), window=8), [sequence], block_size=4, pieces=lambda rng: 40)
-        (in_pieces,) = feed(full.decoder(op_set(kernels), window=8), [sequence], block_size=4, pieces=lambda rng: 7)
+        (narrow,) = feed(
+            full.decoder(op_set(kernels), window=8), [sequence], block_size=4, pieces=lambda rng: 40
+        )
+        (in_pieces,) = feed(
+            full.decoder(op_set(kernels), window=8), [sequence], block_size=4, pieces=lambda rng: 7
+        )
         torch.testing.assert_close(narrow[:8], wide[:8], atol=1e-4, rtol=1e-4)
         assert (narrow[8:] - wide[8:]).abs().max() > 0.01
         torch.testing.assert_close(in_pieces, narrow, atol=1e-4, rtol=1e-4)
@@ -95,16 +137,28 @@ def ops_store(c: DecoderConfig) -> Any:
     return KVStore(c.num_layers, 4, c.num_kv_heads, 8, c.head_dim)
 
 
-@pytest.mark.parametrize("field, value, said", [
-    ("model_type", "gpt2", "model_type is 'gpt2'"),
-    ("hidden_act", "gelu", "hidden_act is 'gelu'"),
-    ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "'yarn'"),
-    ("num_attention_heads", 5, "multiple of num_kv_heads"),
-    ("num_hidden_layers", 0, "num_hidden_layers is 0"),
-])
+@pytest.mark.parametrize(
+    "field, value, said",
+    [
+        ("model_type", "gpt2", "model_type is 'gpt2'"),
+        ("hidden_act", "gelu", "hidden_act is 'gelu'"),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "'yarn'"),
+        ("num_attention_heads", 5, "multiple of num_kv_heads"),
+        ("num_hidden_layers", 0, "num_hidden_layers is 0"),
+    ],
+)
 def test_what_is_not_built_is_refused_by_name(field: str, value: Any, said: str) -> None:
-    good: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 8,
-                            "vocab_size": 9, "max_position_embeddings": 64, "head_dim": 4}
+    good: dict[str, Any] = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+        "max_position_embeddings": 64,
+        "head_dim": 4,
+    }
     DecoderConfig.from_hf(good).inverse_frequencies()
     with pytest.raises(ModelError, match=said):
         DecoderConfig.from_hf(good | {field: value}).inverse_frequencies()

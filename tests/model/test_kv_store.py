@@ -53,7 +53,9 @@ def test_copies_take_contents_and_ledger_in_order() -> None:
 
 
 def test_latent_layout_keeps_one_vector_a_token() -> None:
-    """MLA: what is kept is the latent and the rotated part of the key; values are the latent itself, not a second copy."""
+    """MLA: what is kept is the latent and the rotated part of the key; values are the latent itself, not a
+    second copy.
+    """
     kv = KVStore(num_layers=2, num_blocks=5, num_kv_heads=1, block_size=4, head_dim=8, latent_dim=6)
     assert kv.layers[1].k.shape == (5, 1, 4, 8) and kv.layers[1].v.shape == (5, 1, 4, 6)
     assert kv.bytes_per_token == 2 * 8 * 4 and kv.num_bytes == kv.bytes_per_token * 5 * 4
@@ -63,16 +65,24 @@ def test_latent_layout_keeps_one_vector_a_token() -> None:
     kv.copy_blocks([(3, 1)])
     assert kv.layers[1].v[1, 0, 2, 5] == 5 and kv.ledger[1].tolist() == [0, 0, 9, 0]
     small = kv.like(2)
-    assert small.layers[0].v.shape == (2, 1, 4, 6) and small.bytes_per_token == kv.bytes_per_token and not small.ledger.any()
+    assert (
+        small.layers[0].v.shape == (2, 1, 4, 6)
+        and small.bytes_per_token == kv.bytes_per_token
+        and not small.ledger.any()
+    )
 
 
-@pytest.mark.parametrize("name, per_head", [("float32", 32), ("float16", 16), ("int8", 8 + 2), ("int4", 4 + 4)])
+@pytest.mark.parametrize(
+    "name, per_head", [("float32", 32), ("float16", 16), ("int8", 8 + 2), ("int4", 4 + 4)]
+)
 def test_codes_and_scales_count_and_are_copied(name: str, per_head: int) -> None:
     kv = KVStore(num_layers=2, num_blocks=5, num_kv_heads=3, block_size=4, head_dim=8, dtype=STORAGE[name])
     assert kv.bytes_per_token == 2 * 2 * 3 * per_head and kv.num_bytes == kv.bytes_per_token * 5 * 4
     parts = [x for x in kv.layers[1][:6] if x is not None]
     assert [x.shape[:3] for x in parts] == [(5, 3, 4)] * (2 if per_head > 10 else 4 if name == "int8" else 6)
-    assert kv.quantised == (name in ("int8", "int4")) and (kv.layers[0].rotation is not None) == (name == "int4")
+    assert kv.quantised == (name in ("int8", "int4")) and (kv.layers[0].rotation is not None) == (
+        name == "int4"
+    )
     for i, x in enumerate(parts, 3):
         x[1] = i
     kv.record([1], [2], [7])
@@ -85,10 +95,19 @@ def test_codes_and_scales_count_and_are_copied(name: str, per_head: int) -> None
 
 @pytest.mark.parametrize("name, levels", [("int8", 254), ("int4", 15)])
 def test_a_code_is_the_nearest(name: str, levels: int) -> None:
-    """Each number lies within half a level of what is read back, a level being the vector's range over the number of levels (float16 rounding of scale and zero aside)."""
-    x = torch.randn(50, 3, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 50)[:, None, None]
+    """Each number lies within half a level of what is read back, a level being the vector's range over the
+    number of levels (float16 rounding of scale and zero aside).
+    """
+    x = (
+        torch.randn(50, 3, 16, generator=torch.Generator().manual_seed(0))
+        * torch.logspace(-3, 3, 50)[:, None, None]
+    )
     codes, scale, zero = quantise(x, STORAGE[name])
-    assert codes.shape == (50, 3, 16 if name == "int8" else 8) and scale.shape == (50, 3) and (zero is None) == (name == "int8")
+    assert (
+        codes.shape == (50, 3, 16 if name == "int8" else 8)
+        and scale.shape == (50, 3)
+        and (zero is None) == (name == "int8")
+    )
     span = 2 * x.abs().amax(-1) if name == "int8" else x.amax(-1) - x.amin(-1)
     off = (dequantise(codes, scale, zero) - x).abs().amax(-1) / (span / levels)
     assert 0.3 < off.max() < 0.52

@@ -18,9 +18,19 @@ from cbviz.model.hub import ModelError
 from cbviz.model.loader import LoadedModel, load
 
 gguf = pytest.importorskip("gguf")
-HF_TO_GGUF = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-              "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-              "mlp.down_proj": "ffn_down"}
+HF_TO_GGUF = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +46,9 @@ def logits(model: LoadedModel, feed: Any, sequence: list[int]) -> torch.Tensor:
 
 
 def write_gguf(path: Path, judge: Any, arch: str, kind: Any, **extra: Any) -> None:
-    """A GGUF file of a transformers model as llama.cpp's converter writes it: query and key rows of Llama interleaved."""
+    """A GGUF file of a transformers model as llama.cpp's converter writes it: query and key rows of Llama
+    interleaved.
+    """
     c = judge.config
     w = gguf.GGUFWriter(path, arch)
     w.add_block_count(c.num_hidden_layers)
@@ -50,7 +62,11 @@ def write_gguf(path: Path, judge: Any, arch: str, kind: Any, **extra: Any) -> No
     if getattr(c, "head_dim", None):
         w.add_key_length(c.head_dim)
     for key, value in extra.items():
-        w.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.STRING)
+        w.add_key_value(
+            key.replace("__", "."),
+            value,
+            gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.STRING,
+        )
     letters = [chr(i) for i in range(34, 127)] + ["Ġ", "ab", "<s>", "</s>"]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("smollm")
@@ -66,12 +82,18 @@ def write_gguf(path: Path, judge: Any, arch: str, kind: Any, **extra: Any) -> No
             _, i, module = module.split(".", 2)
             if arch == "llama" and module in ("self_attn.q_proj", "self_attn.k_proj"):
                 heads = c.num_attention_heads if module.endswith("q_proj") else c.num_key_value_heads
-                x = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+                x = (
+                    x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
+                    .swapaxes(1, 2)
+                    .reshape(x.shape)
+                )
             target = f"blk.{i}.{HF_TO_GGUF[module]}.{what}"
         elif module == "lm_head" and c.tie_word_embeddings:
             continue
         else:
-            target = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[module] + f".{what}"
+            target = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[
+                module
+            ] + f".{what}"
         w.add_tensor(target, np.ascontiguousarray(x.astype(kind) if x.ndim == 2 else x))
     w.write_header_to_file()
     w.write_kv_data_to_file()
@@ -79,7 +101,9 @@ def write_gguf(path: Path, judge: Any, arch: str, kind: Any, **extra: Any) -> No
     w.close()
 
 
-@pytest.mark.parametrize("name, arch", [("llama", "llama"), ("llama-biases", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")])
+@pytest.mark.parametrize(
+    "name, arch", [("llama", "llama"), ("llama-biases", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")]
+)
 def test_gguf_equals_safetensors(name: str, arch: str, tiny: Any, feed: Any, tmp_path: Path) -> None:
     model = tiny(name)
     write_gguf(tmp_path / "m.gguf", model.judge, arch, np.float32)
@@ -95,11 +119,20 @@ def test_gguf_half_precision_and_linear_scaling(tiny: Any, feed: Any, tmp_path: 
     for p in judge.parameters():
         if p.dim() == 2:
             p.data = p.data.half().float()
-    write_gguf(tmp_path / "m.gguf", judge, "llama", np.float16, llama__rope__scaling__type="linear", llama__rope__scaling__factor=3.0)
+    write_gguf(
+        tmp_path / "m.gguf",
+        judge,
+        "llama",
+        np.float16,
+        llama__rope__scaling__type="linear",
+        llama__rope__scaling__factor=3.0,
+    )
     sequence = [(5 * i) % 97 for i in range(30)]
     with torch.inference_mode():
         expected = judge(torch.tensor([sequence])).logits[0]
-    torch.testing.assert_close(logits(load(str(tmp_path / "m.gguf")), feed, sequence), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        logits(load(str(tmp_path / "m.gguf")), feed, sequence), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_gguf_that_is_damaged_says_so(tiny: Any, tmp_path: Path) -> None:
@@ -119,7 +152,9 @@ def test_gguf_of_another_architecture_is_refused(tiny: Any, tmp_path: Path) -> N
     write_gguf(tmp_path / "m.gguf", tiny("llama").judge, "gemma", np.float32)
     with pytest.raises(ModelError, match="'gemma'"):
         load(str(tmp_path / "m.gguf"))
-    write_gguf(tmp_path / "y.gguf", tiny("llama").judge, "llama", np.float32, llama__rope__scaling__type="yarn")
+    write_gguf(
+        tmp_path / "y.gguf", tiny("llama").judge, "llama", np.float32, llama__rope__scaling__type="yarn"
+    )
     with pytest.raises(ModelError, match="'yarn'"):
         load(str(tmp_path / "y.gguf"))
 
@@ -142,17 +177,27 @@ def test_quantised_tensors_are_read(kind: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_safetensors_in_shards(dtype: torch.dtype, tiny: Any, feed: Any, tmp_path: Path) -> None:
+def test_half_precision_safetensors_in_shards(
+    dtype: torch.dtype, tiny: Any, feed: Any, tmp_path: Path
+) -> None:
     model = tiny("qwen3")
     copy.deepcopy(model.judge).to(dtype).save_pretrained(tmp_path / "half", max_shard_size="10KB")
     assert len(list((tmp_path / "half").glob("*.safetensors"))) > 1
     sequence = [(3 * i) % 97 for i in range(20)]
     with torch.inference_mode():
-        expected = type(model.judge).from_pretrained(tmp_path / "half", dtype=torch.float32)(torch.tensor([sequence])).logits[0]
-    torch.testing.assert_close(logits(load(str(tmp_path / "half")), feed, sequence), expected, atol=1e-4, rtol=1e-4)
+        expected = (
+            type(model.judge)
+            .from_pretrained(tmp_path / "half", dtype=torch.float32)(torch.tensor([sequence]))
+            .logits[0]
+        )
+    torch.testing.assert_close(
+        logits(load(str(tmp_path / "half")), feed, sequence), expected, atol=1e-4, rtol=1e-4
+    )
 
 
-def test_converted_copy_is_used_again_and_replaced_when_the_source_changes(tiny: Any, tmp_path: Path, cache: Path) -> None:
+def test_converted_copy_is_used_again_and_replaced_when_the_source_changes(
+    tiny: Any, tmp_path: Path, cache: Path
+) -> None:
     folder = tmp_path / "m"
     shutil.copytree(tiny("llama").folder, folder)
     first = load(str(folder))
@@ -171,7 +216,9 @@ def test_converted_copy_is_used_again_and_replaced_when_the_source_changes(tiny:
     assert newer != copy
 
 
-def test_converted_copy_is_a_plain_safetensors_file_and_is_never_written(tiny: Any, tmp_path: Path, cache: Path) -> None:
+def test_converted_copy_is_a_plain_safetensors_file_and_is_never_written(
+    tiny: Any, tmp_path: Path, cache: Path
+) -> None:
     from safetensors.torch import load_file
 
     model = load(str(tiny("llama").folder))
@@ -191,7 +238,9 @@ def test_a_conversion_that_fails_leaves_nothing(tiny: Any, tmp_path: Path, cache
     shutil.copytree(tiny("llama").folder, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 41}))
-    with pytest.raises(ModelError, match=r"gate_proj.weight' has shape \[40, 24\], the config asks for \[41, 24\]"):
+    with pytest.raises(
+        ModelError, match=r"gate_proj.weight' has shape \[40, 24\], the config asks for \[41, 24\]"
+    ):
         load(str(folder))
     assert list((cache / "converted").iterdir()) == []
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
@@ -206,7 +255,15 @@ def test_a_conversion_that_fails_leaves_nothing(tiny: Any, tmp_path: Path, cache
 @pytest.mark.model
 def test_real_model(real_model: LoadedModel) -> None:
     spec = real_model.spec()
-    assert (spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size, spec.max_context) == (30, 576, 9, 3, 64, 49152, 8192)
+    assert (
+        spec.num_layers,
+        spec.hidden_size,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.vocab_size,
+        spec.max_context,
+    ) == (30, 576, 9, 3, 64, 49152, 8192)
     assert spec.params == 134_515_008 and spec.tied_embeddings
     assert real_model.eos_token_ids == (2,)
     assert hub.pulled_path("smollm2") is not None

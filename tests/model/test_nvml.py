@@ -1,4 +1,6 @@
-"""The driver's figures, read through a made-up driver: what it tells, what it does not, and how often it is asked."""
+"""The driver's figures, read through a made-up driver: what it tells, what it does not, and how often it is
+asked.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +61,10 @@ def test_without_package_or_driver_there_is_nothing_to_say(monkeypatch: pytest.M
     monkeypatch.setattr(nvml.importlib, "import_module", absent)
     s = nvml.Sampler()
     assert s.sample() == {} and "pip install" in s.why
-    monkeypatch.setattr(nvml.importlib, "import_module", lambda name: SimpleNamespace(nvmlInit=lambda: (_ for _ in ()).throw(OSError("no driver"))))
+    monkeypatch.setattr(
+        nvml.importlib,
+        "import_module",
+        lambda name: SimpleNamespace(nvmlInit=lambda: (_ for _ in ()).throw(OSError("no driver"))),
+    )
     s = nvml.Sampler()
     assert s.sample() == {} and s.why == "NVML: no driver"

@@ -35,7 +35,9 @@ def test_pointwise(rows: int) -> None:
     torch.manual_seed(rows)
     x, r, w = torch.randn(rows, 24), torch.randn(rows, 24), torch.randn(24)
     close(CPU.rms_norm(x, w, 1e-5), REF.rms_norm(x, w, 1e-5))
-    for got, want in zip(CPU.add_rms_norm(x.clone(), r.clone(), w, 1e-5), REF.add_rms_norm(x, r, w, 1e-5), strict=True):
+    for got, want in zip(
+        CPU.add_rms_norm(x.clone(), r.clone(), w, 1e-5), REF.add_rms_norm(x, r, w, 1e-5), strict=True
+    ):
         close(got, want)
     close(CPU.silu_mul(x.clone()), REF.silu_mul(x))
     heads, angle = torch.randn(rows, 5, 8), torch.randn(rows, 4)
@@ -58,8 +60,12 @@ def test_rope_turns_by_position_only_relatively() -> None:
 @pytest.mark.parametrize("heads, heads_kv, dim", [(1, 1, 16), (8, 2, 10), (9, 3, 64), (4, 4, 8)])
 @pytest.mark.parametrize("block_size", [1, 7, 16])
 @pytest.mark.parametrize("window", [0, 1, 5, 40])
-def test_write_and_attention(heads: int, heads_kv: int, dim: int, block_size: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decodes of very different lengths, chunks with and without a prefix, a padded tail; small limits, so that groups and slabs split."""
+def test_write_and_attention(
+    heads: int, heads_kv: int, dim: int, block_size: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes of very different lengths, chunks with and without a prefix, a padded tail; small limits, so
+    that groups and slabs split.
+    """
     monkeypatch.setattr(cpu_ops, "_SLAB", 16)
     monkeypatch.setattr(cpu_ops, "_MAX_GATHERED_TOKENS", 200)
     rng = random.Random(f"{heads} {block_size} {window}")
@@ -68,12 +74,18 @@ def test_write_and_attention(heads: int, heads_kv: int, dim: int, block_size: in
     tokens = len(batch.slot_mapping)
     data = torch.randn(2, num_blocks, heads_kv, block_size, dim)
     layers = [KVLayer(*data.clone()), KVLayer(*data.clone())]
-    q, k, v = torch.randn(tokens, heads, dim), torch.randn(tokens, heads_kv, dim), torch.randn(tokens, heads_kv, dim)
+    q, k, v = (
+        torch.randn(tokens, heads, dim),
+        torch.randn(tokens, heads_kv, dim),
+        torch.randn(tokens, heads_kv, dim),
+    )
     for o, layer in zip((REF, CPU), layers, strict=True):
         o.write_kv(k, v, layer, batch)
     assert torch.equal(layers[0].k, layers[1].k) and torch.equal(layers[0].v, layers[1].v)
     assert not torch.equal(layers[0].k, data[0])
-    want, got = (o.attention(q, layer, batch, dim**-0.5, window) for o, layer in zip((REF, CPU), layers, strict=True))
+    want, got = (
+        o.attention(q, layer, batch, dim**-0.5, window) for o, layer in zip((REF, CPU), layers, strict=True)
+    )
     close(got, want)
     assert (got[-3:] == 0).all()
 
@@ -92,7 +104,10 @@ def test_reference_attention_is_softmax_of_scores() -> None:
 
 
 def test_pick() -> None:
-    assert ops.pick("auto", "cpu").name in ("compiled", "torch") and ops.pick("cpu", "cpu").name == ops.pick("auto", "cpu").name
+    assert (
+        ops.pick("auto", "cpu").name in ("compiled", "torch")
+        and ops.pick("cpu", "cpu").name == ops.pick("auto", "cpu").name
+    )
     assert ops.pick("torch", "cpu").capturable and not ops.pick("cpu", "cpu").capturable
     assert ops.pick("reference", "cpu") is ops.REFERENCE
     assert ops.pick("auto", "cuda").name in ("device", "triton") and ops.pick("auto", "cuda").capturable

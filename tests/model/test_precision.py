@@ -1,4 +1,6 @@
-"""Exact, fast and int8: each against what it stands for, alone and in company, compiled and in plain torch; and the files they are read from."""
+"""Exact, fast and int8: each against what it stands for, alone and in company, compiled and in plain torch;
+and the files they are read from.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +35,71 @@ def sets(compiled: OpSet) -> dict[str, OpSet]:
     return {"compiled": compiled, "torch": cpu_ops.CPU, "reference": ops.REFERENCE}
 
 
-def model(hidden: int = 48, heads: int = 6, kv_heads: int = 2, dim: int = 8, inter: int = 80, vocab: int = 211, *, kind: str = "llama", windows: tuple[int, ...] = (0, 0),
-          biases: bool = False, seed: int = 0) -> LoadedModel:
+def model(
+    hidden: int = 48,
+    heads: int = 6,
+    kv_heads: int = 2,
+    dim: int = 8,
+    inter: int = 80,
+    vocab: int = 211,
+    *,
+    kind: str = "llama",
+    windows: tuple[int, ...] = (0, 0),
+    biases: bool = False,
+    seed: int = 0,
+) -> LoadedModel:
     """Two layers of random weights with a head of its own, shapes as given."""
     g = torch.Generator().manual_seed(seed)
-    c = DecoderConfig(kind, len(windows), hidden, heads, kv_heads, dim, inter, vocab, 4096, 1e-5, tied_embeddings=False, qk_norm=kind == "qwen3", windows=windows)
+    c = DecoderConfig(
+        kind,
+        len(windows),
+        hidden,
+        heads,
+        kv_heads,
+        dim,
+        inter,
+        vocab,
+        4096,
+        1e-5,
+        tied_embeddings=False,
+        qk_norm=kind == "qwen3",
+        windows=windows,
+    )
 
     def w(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=g) * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1) + (0 if len(shape) == 2 else 1)
+        return torch.randn(*shape, generator=g) * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1) + (
+            0 if len(shape) == 2 else 1
+        )
 
     def layer() -> LayerWeights:
         wide = c.q_size + 2 * c.kv_size
-        extra: dict[str, Any] = {"qkv_bias": w(wide), "o_bias": w(hidden), "gate_up_bias": w(2 * inter), "down_bias": w(hidden)} if biases else {}
+        extra: dict[str, Any] = (
+            {"qkv_bias": w(wide), "o_bias": w(hidden), "gate_up_bias": w(2 * inter), "down_bias": w(hidden)}
+            if biases
+            else {}
+        )
         if c.qk_norm:
             extra |= {"q_norm": w(dim), "k_norm": w(dim)}
-        return LayerWeights(w(hidden), w(wide, hidden), w(hidden, c.q_size), w(hidden), w(2 * inter, hidden), w(hidden, inter), **extra)
+        return LayerWeights(
+            w(hidden),
+            w(wide, hidden),
+            w(hidden, c.q_size),
+            w(hidden),
+            w(2 * inter, hidden),
+            w(hidden, inter),
+            **extra,
+        )
 
-    return LoadedModel("made", "Made", c, Weights(w(vocab, hidden), [layer() for _ in windows], w(hidden), w(vocab, hidden), c.inverse_frequencies()), None, ())
+    return LoadedModel(
+        "made",
+        "Made",
+        c,
+        Weights(
+            w(vocab, hidden), [layer() for _ in windows], w(hidden), w(vocab, hidden), c.inverse_frequencies()
+        ),
+        None,
+        (),
+    )
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,11 +112,27 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def spread(decoder: Decoder, precision: str, sequences: list[list[int]], pieces: list[list[int]], block_size: int = 7, num_padding: int = 0) -> list[torch.Tensor]:
-    """Logits [T, V] of each sequence, cut as `pieces` says, all of them together step by step; scattered blocks, unused slots full of large numbers."""
+def spread(
+    decoder: Decoder,
+    precision: str,
+    sequences: list[list[int]],
+    pieces: list[list[int]],
+    block_size: int = 7,
+    num_padding: int = 0,
+) -> list[torch.Tensor]:
+    """Logits [T, V] of each sequence, cut as `pieces` says, all of them together step by step; scattered
+    blocks, unused slots full of large numbers.
+    """
     c = decoder.config
     needed = [(len(s) + block_size - 1) // block_size for s in sequences]
-    kv = KVStore(c.num_layers, sum(needed) + 3, c.num_kv_heads, block_size, c.head_dim, dtype=torch.float32 if precision == "exact" else torch.float16)
+    kv = KVStore(
+        c.num_layers,
+        sum(needed) + 3,
+        c.num_kv_heads,
+        block_size,
+        c.head_dim,
+        dtype=torch.float32 if precision == "exact" else torch.float16,
+    )
     for layer in kv.layers:
         layer.k.fill_(3e4)
         layer.v.fill_(6e4)
@@ -77,10 +143,22 @@ def spread(decoder: Decoder, precision: str, sequences: list[list[int]], pieces:
     for step in range(max(map(len, pieces))):
         some = [i for i, p in enumerate(pieces) if step < len(p)]
         lens = [pieces[i][step] for i in some]
-        ids = [t for i, n in zip(some, lens, strict=True) for t in sequences[i][done[i]:done[i] + n]] + [0] * num_padding
-        positions = [p for i, n in zip(some, lens, strict=True) for p in range(done[i], done[i] + n)] + [0] * num_padding
-        batch = Batch.build([tables[i] for i in some], lens, [done[i] + n for i, n in zip(some, lens, strict=True)], block_size, num_padding)
-        logits = decoder.forward(torch.tensor(ids), torch.tensor(positions), batch, kv, torch.arange(sum(lens)))
+        ids = [t for i, n in zip(some, lens, strict=True) for t in sequences[i][done[i] : done[i] + n]] + [
+            0
+        ] * num_padding
+        positions = [p for i, n in zip(some, lens, strict=True) for p in range(done[i], done[i] + n)] + [
+            0
+        ] * num_padding
+        batch = Batch.build(
+            [tables[i] for i in some],
+            lens,
+            [done[i] + n for i, n in zip(some, lens, strict=True)],
+            block_size,
+            num_padding,
+        )
+        logits = decoder.forward(
+            torch.tensor(ids), torch.tensor(positions), batch, kv, torch.arange(sum(lens))
+        )
         for i, part in zip(some, logits.split(lens), strict=True):
             out[i].append(part)
             done[i] += len(part)
@@ -98,10 +176,15 @@ def whole(m: LoadedModel, o: OpSet, precision: str, sequence: list[int], window:
 
 # each mode against what it stands for
 
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("precision, kernels", MODES)
-def test_a_mode_equals_the_reference_on_the_same_weights(precision: str, kernels: str, shape: str, sets: dict[str, OpSet]) -> None:
-    """The reference computes with the rounded weights in float32; what is left is the rounding of KV where a key lies between two halves, and int8's integers."""
+def test_a_mode_equals_the_reference_on_the_same_weights(
+    precision: str, kernels: str, shape: str, sets: dict[str, OpSet]
+) -> None:
+    """The reference computes with the rounded weights in float32; what is left is the rounding of KV where a
+    key lies between two halves, and int8's integers.
+    """
     m = model(**SHAPES[shape])
     sequence = tokens(50, m.config.vocab_size)
     want, got = (whole(m, sets[k], precision, sequence) for k in ("reference", kernels))
@@ -125,13 +208,19 @@ def test_window_of_the_engine(sets: dict[str, OpSet]) -> None:
     for window in (1, 5, 40):
         want, got = (whole(m, sets[k], "exact", sequence, window) for k in ("reference", "compiled"))
         torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
-    assert (whole(m, sets["compiled"], "exact", sequence, 5) - whole(m, sets["compiled"], "exact", sequence))[5:].abs().max() > 0.01
+    assert (whole(m, sets["compiled"], "exact", sequence, 5) - whole(m, sets["compiled"], "exact", sequence))[
+        5:
+    ].abs().max() > 0.01
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("precision, error, agreement", [("fast", 0.2, 0.995), ("int8", 4.0, 0.95)])
-def test_distance_from_float32_on_the_recorded_texts(precision: str, error: float, agreement: float, conformance: Path) -> None:
-    """Measured with the compiled kernels on the 1,977 positions of all recordings: fast 0.11 and 99.9 %, int8 2.9 and 96.4 %; the largest logit is 45."""
+def test_distance_from_float32_on_the_recorded_texts(
+    precision: str, error: float, agreement: float, conformance: Path
+) -> None:
+    """Measured with the compiled kernels on the 1,977 positions of all recordings: fast 0.11 and 99.9 %, int8
+    2.9 and 96.4 %; the largest logit is 45.
+    """
     requests = json.loads((conformance / "smollm2-greedy.json").read_text("utf-8"))["requests"][:10]
     q = quality(load("smollm2"), precision, [r["prompt_token_ids"] + r["output_token_ids"] for r in requests])
     assert q.positions > 500 and q.max_logit > 20
@@ -140,11 +229,16 @@ def test_distance_from_float32_on_the_recorded_texts(precision: str, error: floa
 
 # company
 
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_compiled_results_do_not_depend_on_company_pieces_or_threads(precision: str, block_size: int, shape: str, compiled: OpSet) -> None:
-    """To the bit: a request alone and whole, and the same among others, in pieces, with padding, and on two threads."""
+def test_compiled_results_do_not_depend_on_company_pieces_or_threads(
+    precision: str, block_size: int, shape: str, compiled: OpSet
+) -> None:
+    """To the bit: a request alone and whole, and the same among others, in pieces, with padding, and on two
+    threads.
+    """
     m = model(**SHAPES[shape])
     decoder = m.decoder(compiled, 0, precision)
     sequences = [tokens(n, m.config.vocab_size, n) for n in (41, 1, 70, 33)]
@@ -181,7 +275,10 @@ def test_many_more_threads_than_cores_change_nothing(compiled: OpSet) -> None:
     torch.set_num_threads(12)
     try:
         for _ in range(10):
-            assert all(torch.equal(a, b) for a, b in zip(want, spread(decoder, "fast", sequences, pieces), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(want, spread(decoder, "fast", sequences, pieces), strict=True)
+            )
     finally:
         torch.set_num_threads(before)
     whole(m, compiled, "fast", sequences[0])
@@ -208,9 +305,13 @@ def test_rows_that_nobody_asks_for_cost_no_logits(compiled: OpSet) -> None:
 
 
 def test_another_kv_store_waits_for_late_readers_of_the_last(compiled: OpSet) -> None:
-    """A helper thread that was overtaken reads on in the store of its pass: until it is done, nothing may point to another, perhaps smaller one."""
+    """A helper thread that was overtaken reads on in the store of its pass: until it is done, nothing may
+    point to another, perhaps smaller one.
+    """
     passing = model().decoder(compiled, 0, "exact").whole
-    first, second = (KVStore(2, n, 2, 7, 8) for n in (40, 3))  # layers, blocks, heads, tokens a block, head size
+    first, second = (
+        KVStore(2, n, 2, 7, 8) for n in (40, 3)
+    )  # layers, blocks, heads, tokens a block, head size
     batch = Batch.build([[1]], [3], [3], 7)
 
     def go(kv: KVStore) -> None:
@@ -271,10 +372,11 @@ def test_shapes_beyond_the_kernels_go_through_torch(compiled: OpSet) -> None:
 
 # choice
 
+
 @pytest.mark.parametrize("vocab", [1, 2, 17, 1024, 5000])
 def test_choice_equals_the_reference(vocab: int, compiled: OpSet) -> None:
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)) * 8
-    logits[1, vocab // 2:] = logits[1].max() + 1  # many alike: the smallest id
+    logits[1, vocab // 2 :] = logits[1].max() + 1  # many alike: the smallest id
     logits[2].fill_(-3)
     best, gaps, totals = compiled.choose(logits)
     want, want_gaps, want_totals = ops.choose(logits)
@@ -285,6 +387,7 @@ def test_choice_equals_the_reference(vocab: int, compiled: OpSet) -> None:
 
 # matrices
 
+
 def test_forms_of_a_matrix() -> None:
     w = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
     w[3] = 0
@@ -292,10 +395,14 @@ def test_forms_of_a_matrix() -> None:
     half, eight = matrix.convert(w, "fast"), matrix.convert(w, "int8")
     assert isinstance(half, torch.Tensor) and half.dtype == torch.float16 and isinstance(eight, Int8Matrix)
     assert (matrix.dense(half) - w).abs().max() < 2e-3
-    assert ((matrix.dense(eight) - w).abs() <= eight.scale[:, None] / 2 + 1e-6).all() and (matrix.dense(eight)[3] == 0).all()
+    assert ((matrix.dense(eight) - w).abs() <= eight.scale[:, None] / 2 + 1e-6).all() and (
+        matrix.dense(eight)[3] == 0
+    ).all()
     assert eight.q.abs().amax(1).tolist() == [127, 127, 127, 0, 127, 127]
     ids = torch.tensor([5, 0, 5])
-    assert torch.equal(matrix.rows(eight, ids), matrix.dense(eight)[ids]) and torch.equal(matrix.rows(half, ids), half[ids].float())
+    assert torch.equal(matrix.rows(eight, ids), matrix.dense(eight)[ids]) and torch.equal(
+        matrix.rows(half, ids), half[ids].float()
+    )
     assert [matrix.num_bytes(m) for m in (w, half, eight)] == [960, 480, 264]
     with pytest.raises(ModelError, match="up to 65,504"):
         matrix.convert(w * 1e6, "fast")
@@ -305,6 +412,7 @@ def test_forms_of_a_matrix() -> None:
 
 # files
 
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model folder as the hub has it, and an empty cache."""
@@ -312,18 +420,36 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path / "cache"))
     m = model(vocab=97)
-    c, tensors = m.config, {"model.embed_tokens.weight": m.weights.embed, "model.norm.weight": m.weights.norm, "lm_head.weight": m.weights.head}
+    c, tensors = (
+        m.config,
+        {
+            "model.embed_tokens.weight": m.weights.embed,
+            "model.norm.weight": m.weights.norm,
+            "lm_head.weight": m.weights.head,
+        },
+    )
     for i, layer in enumerate(m.weights.layers):
         q, k, v = layer.qkv.split([c.q_size, c.kv_size, c.kv_size])  # type: ignore[union-attr]
         gate, up = layer.gate_up.chunk(2)  # type: ignore[union-attr]
-        names = {"input_layernorm": layer.attn_norm, "post_attention_layernorm": layer.mlp_norm, "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
-                 "self_attn.o_proj": layer.o, "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": layer.down}
+        names = {
+            "input_layernorm": layer.attn_norm,
+            "post_attention_layernorm": layer.mlp_norm,
+            "self_attn.q_proj": q,
+            "self_attn.k_proj": k,
+            "self_attn.v_proj": v,
+            "self_attn.o_proj": layer.o,
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": layer.down,
+        }
         tensors |= {f"model.layers.{i}.{n}.weight": t.contiguous() for n, t in names.items()}  # type: ignore[union-attr]
     (tmp_path / "m").mkdir()
     save_file(tensors, tmp_path / "m" / "model.safetensors")  # type: ignore[arg-type]
     (tmp_path / "m" / "config.json").write_text(
-        '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 80, "vocab_size": 97,'
-        ' "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "head_dim": 8, "tie_word_embeddings": false}')
+        '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 6, '
+        '"num_key_value_heads": 2, "intermediate_size": 80, "vocab_size": 97,'
+        ' "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "head_dim": 8, "tie_word_embeddings": false}'
+    )
     return tmp_path / "m"
 
 
@@ -342,17 +468,25 @@ def test_file_of_a_precision_is_made_once_and_read_as_it_is(precision: str, fold
     assert path.stat().st_mtime_ns == written
     direct = matrix.convert(m.weights.layers[1].down, precision)  # type: ignore[arg-type]
     for w in (made, again):
-        assert torch.equal(matrix.dense(w.layers[1].down), matrix.dense(direct)) and torch.equal(w.layers[0].attn_norm, m.weights.layers[0].attn_norm)
+        assert torch.equal(matrix.dense(w.layers[1].down), matrix.dense(direct)) and torch.equal(
+            w.layers[0].attn_norm, m.weights.layers[0].attn_norm
+        )
     stored = load_file(path)  # a plain safetensors file
     assert stored["layers.0.qkv"].dtype == (torch.float16 if precision == "fast" else torch.int8)
-    assert sum(t.numel() for n, t in stored.items() if not n.endswith(".scale")) == sum(t.numel() for t in load_file(m.folder / "weights.safetensors").values())
+    assert sum(t.numel() for n, t in stored.items() if not n.endswith(".scale")) == sum(
+        t.numel() for t in load_file(m.folder / "weights.safetensors").values()
+    )
     assert not list(m.folder.glob("partial-*"))
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "weights-fast.safetensors", "weights-int8.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "weights-fast.safetensors", "weights-int8.safetensors"]
+)
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_a_file_cut_short_is_made_anew(name: str, keep: int, folder: Path) -> None:
-    precision = {"weights.safetensors": "exact"}.get(name, name.removeprefix("weights-").removesuffix(".safetensors"))
+    precision = {"weights.safetensors": "exact"}.get(
+        name, name.removeprefix("weights-").removesuffix(".safetensors")
+    )
     m = load(str(folder))
     want = matrix.dense(m.weights_in(precision).embed).clone()
     assert m.folder is not None
@@ -377,6 +511,7 @@ def test_no_room_for_a_precision_says_so(folder: Path, monkeypatch: pytest.Monke
 
 
 # the compiler
+
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -406,12 +541,23 @@ def test_without_a_compiler_the_operators_are_torch(fresh: Path, monkeypatch: py
         assert torch.isfinite(whole(m, ops.pick("auto", "cpu"), precision, tokens(9, 500))).all()
 
 
-@pytest.mark.parametrize("text, said", [
-    ('[ "$1" = --version ] && echo broken 1.0 && exit 0; echo "cc: internal error" >&2; exit 1', "could not build the kernels: cc: internal error"),
-    ("exit 3", "could not build the kernels"),
-    ('[ "$1" = --version ] && exit 0; while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"', "could not build the kernels"),
-])
-def test_a_compiler_that_fails_is_reported(text: str, said: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (
+            '[ "$1" = --version ] && echo broken 1.0 && exit 0; echo "cc: internal error" >&2; exit 1',
+            "could not build the kernels: cc: internal error",
+        ),
+        ("exit 3", "could not build the kernels"),
+        (
+            '[ "$1" = --version ] && exit 0; while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"',
+            "could not build the kernels",
+        ),
+    ],
+)
+def test_a_compiler_that_fails_is_reported(
+    text: str, said: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", script(fresh, text))
     built = native.library()
     assert built.lib is None and said in built.about
@@ -424,7 +570,9 @@ def test_compiling_can_be_turned_off(fresh: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_built_library_is_kept_and_a_damaged_one_built_anew(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_library_is_kept_and_a_damaged_one_built_anew(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = native.find_compiler()
     if compiler is None:
         pytest.skip("no C compiler here")
@@ -436,18 +584,30 @@ def test_built_library_is_kept_and_a_damaged_one_built_anew(fresh: Path, monkeyp
     monkeypatch.setattr(native.subprocess, "run", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
     assert native._built(compiler) == path and len(calls) == 1  # asks for the version only
     path.write_bytes(good[:1000])
-    assert native._built(compiler) == path and path.read_bytes()[:4] == b"\x7fELF" and len(path.read_bytes()) == len(good)
+    assert (
+        native._built(compiler) == path
+        and path.read_bytes()[:4] == b"\x7fELF"
+        and len(path.read_bytes()) == len(good)
+    )
     assert ctypes.CDLL(str(path)).cbviz_features is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["-march=x86-64", "-march=x86-64-v3", "-march=x86-64-v4"])
-def test_other_instruction_sets_give_the_same(flag: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, compiled: OpSet) -> None:
+def test_other_instruction_sets_give_the_same(
+    flag: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, compiled: OpSet
+) -> None:
     """What other processors run: the plain code and AVX2. Skips what this one lacks."""
     words = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    if {"-march=x86-64": "sse2", "-march=x86-64-v3": "avx2", "-march=x86-64-v4": "avx512bw"}[flag] not in words.split():
+    if {"-march=x86-64": "sse2", "-march=x86-64-v3": "avx2", "-march=x86-64-v4": "avx512bw"}[
+        flag
+    ] not in words.split():
         pytest.skip(f"this processor cannot run {flag}")
-    want = {(p, s): whole(model(**SHAPES[s]), compiled, p, tokens(30, 97)) for p in PRECISIONS for s in ("odd", "as SmolLM2")}
+    want = {
+        (p, s): whole(model(**SHAPES[s]), compiled, p, tokens(30, 97))
+        for p in PRECISIONS
+        for s in ("odd", "as SmolLM2")
+    }
     monkeypatch.setattr(native, "_TUNES", ((flag, "-Wno-psabi"),))
     native.library.cache_clear()
     other = ops.pick("cpu", "cpu")
@@ -455,6 +615,8 @@ def test_other_instruction_sets_give_the_same(flag: str, fresh: Path, monkeypatc
     for (precision, shape), logits in want.items():
         m = model(**SHAPES[shape])
         got = whole(m, other, precision, tokens(30, 97))
-        assert (got - logits).abs().max() < {"exact": 5e-5, "fast": 1e-2, "int8": 1e-2}[precision] * float(logits.abs().max())
+        assert (got - logits).abs().max() < {"exact": 5e-5, "fast": 1e-2, "int8": 1e-2}[precision] * float(
+            logits.abs().max()
+        )
         decoder = m.decoder(other, 0, precision)
         assert torch.equal(spread(decoder, precision, [tokens(30, 97)], [[1, 20, 9]])[0], got)

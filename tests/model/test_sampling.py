@@ -32,12 +32,21 @@ def test_greedy_takes_the_best_and_reports_it() -> None:
 def test_a_draw_does_not_depend_on_batch_mates_or_order() -> None:
     torch.manual_seed(0)
     logits = torch.randn(40, 200)
-    draws = [draw(Sampling(temperature=0.5 + i % 3, top_k=i % 5 * 10, top_p=1.0 if i % 2 else 0.8), f"r{i % 7}", i // 7) for i in range(40)]
+    draws = [
+        draw(
+            Sampling(temperature=0.5 + i % 3, top_k=i % 5 * 10, top_p=1.0 if i % 2 else 0.8),
+            f"r{i % 7}",
+            i // 7,
+        )
+        for i in range(40)
+    ]
     together = sample(logits, draws)
-    alone = [sample(logits[i:i + 1], [d])[0] for i, d in enumerate(draws)]
+    alone = [sample(logits[i : i + 1], [d])[0] for i, d in enumerate(draws)]
     assert [t.token_id for t in together] == [t.token_id for t in alone]
     order = list(range(39, -1, -1))
-    assert [t.token_id for t in sample(logits[order], [draws[i] for i in order])] == [together[i].token_id for i in order]
+    assert [t.token_id for t in sample(logits[order], [draws[i] for i in order])] == [
+        together[i].token_id for i in order
+    ]
 
 
 def test_seed_request_and_position_each_matter() -> None:
@@ -51,10 +60,17 @@ def test_seed_request_and_position_each_matter() -> None:
 def test_frequencies_follow_the_probabilities() -> None:
     """Chi-square of 6,000 draws; the noise is a fixed function, so this passes always or never."""
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -8.0])
-    for sampling in (WARM, Sampling(temperature=2.0), Sampling(temperature=0.7, top_k=3), Sampling(temperature=1.0, top_p=0.9)):
+    for sampling in (
+        WARM,
+        Sampling(temperature=2.0),
+        Sampling(temperature=0.7, top_k=3),
+        Sampling(temperature=1.0, top_p=0.9),
+    ):
         ids, probs = filtered_probs(logits, sampling)
         n = 6000
-        got = Counter(t.token_id for t in sample(logits.expand(n, -1), [draw(sampling, position=i) for i in range(n)]))
+        got = Counter(
+            t.token_id for t in sample(logits.expand(n, -1), [draw(sampling, position=i) for i in range(n)])
+        )
         assert set(got) <= set(ids.tolist())
         chi = sum((got[i] - n * p) ** 2 / (n * p) for i, p in zip(ids.tolist(), probs.tolist(), strict=True))
         assert chi < 18.5, (sampling, got)  # 99.9 % of 4 degrees of freedom
@@ -88,10 +104,14 @@ def test_logprob_and_gap_are_the_models_own() -> None:
 
 def test_cold_is_nearly_greedy() -> None:
     logits = torch.tensor([[1.0, 1.5, 1.2]])
-    assert {sample(logits, [draw(Sampling(temperature=0.01), position=i)])[0].token_id for i in range(50)} == {1}
+    assert {
+        sample(logits, [draw(Sampling(temperature=0.01), position=i)])[0].token_id for i in range(50)
+    } == {1}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(temperature=0.7, top_p=0.5), Sampling(temperature=0.7, top_k=3)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), WARM, Sampling(temperature=0.7, top_p=0.5), Sampling(temperature=0.7, top_k=3)]
+)
 @pytest.mark.parametrize("kernels", ["reference", "cpu"])
 def test_logits_that_are_no_numbers_are_told(kernels: str, sampling: Sampling) -> None:
     logits = torch.randn(2, 40)

@@ -1,4 +1,6 @@
-"""Text to ids and back: against the recordings, transformers' own rules, and every way of cutting a character."""
+"""Text to ids and back: against the recordings, transformers' own rules, and every way of cutting a
+character.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,15 @@ def byte_tokenizer(**settings: object) -> Tokenizer:
 
 
 def gguf_metadata(**extra: object) -> dict[str, object]:
-    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": [*BYTES, "ab", "<s>", "</s>", "<tool>"], "tokenizer.ggml.merges": ["a b"],
-            "tokenizer.ggml.token_type": [1] * 257 + [3, 3, 4], "tokenizer.ggml.bos_token_id": 257, "tokenizer.ggml.eos_token_id": 258} | extra
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": [*BYTES, "ab", "<s>", "</s>", "<tool>"],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.token_type": [1] * 257 + [3, 3, 4],
+        "tokenizer.ggml.bos_token_id": 257,
+        "tokenizer.ggml.eos_token_id": 258,
+    } | extra
 
 
 @pytest.mark.model
@@ -43,15 +52,25 @@ def test_recorded_prompts(real_model: LoadedModel, conformance: Path) -> None:
         if r["kind"] == "raw":
             assert tokenizer.decode(ids) == r["text"]
     assert tokenizer.vocab_size == 49152 and tokenizer.eos_token_id == 2
-    assert tokenizer.encode("12 345") == [*tokenizer.encode("1"), *tokenizer.encode("2"), *tokenizer.encode(" "), *(t for d in "345" for t in tokenizer.encode(d))]
+    assert tokenizer.encode("12 345") == [
+        *tokenizer.encode("1"),
+        *tokenizer.encode("2"),
+        *tokenizer.encode(" "),
+        *(t for d in "345" for t in tokenizer.encode(d)),
+    ]
 
 
 @pytest.mark.model
 def test_chat_with_a_system_message(real_model: LoadedModel) -> None:
     tokenizer = real_model.tokenizer
     assert tokenizer is not None
-    text = tokenizer.render_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}])
-    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    text = tokenizer.render_chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
+    )
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi "
+        "<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
     assert "named SmolLM" in tokenizer.render_chat("Hi")
 
 
@@ -100,15 +119,21 @@ def test_gguf_metadata_makes_a_tokenizer() -> None:
     assert tokenizer.decode(tokenizer.encode("ab<tool></s>"), skip_special_tokens=True) == "ab<tool>"
     assert tokenizer.eos_token_ids == (258,) and tokenizer.eos_token == "</s>"
     assert Tokenizer.from_gguf(gguf_metadata(**{"tokenizer.ggml.add_bos_token": True})).encode("a")[0] == 257
-    assert Tokenizer.from_gguf(gguf_metadata(**{"tokenizer.ggml.eot_token_id": 257})).eos_token_ids == (258, 257)
+    assert Tokenizer.from_gguf(gguf_metadata(**{"tokenizer.ggml.eot_token_id": 257})).eos_token_ids == (
+        258,
+        257,
+    )
 
 
-@pytest.mark.parametrize("pre, text, pieces", [
-    ("smollm", "it's 123 go", ["it", "'s", " ", "1", "2", "3", " go"]),
-    ("gpt-2", "it's 123 go", ["it", "'s", " 123", " go"]),
-    ("llama-bpe", "it's 12345 go", ["it", "'s", " ", "123", "45", " go"]),
-    ("qwen2", "it's 123 go", ["it", "'s", " ", "1", "2", "3", " go"]),
-])
+@pytest.mark.parametrize(
+    "pre, text, pieces",
+    [
+        ("smollm", "it's 123 go", ["it", "'s", " ", "1", "2", "3", " go"]),
+        ("gpt-2", "it's 123 go", ["it", "'s", " 123", " go"]),
+        ("llama-bpe", "it's 12345 go", ["it", "'s", " ", "123", "45", " go"]),
+        ("qwen2", "it's 123 go", ["it", "'s", " ", "1", "2", "3", " go"]),
+    ],
+)
 def test_gguf_split_rules(pre: str, text: str, pieces: list[str]) -> None:
     """The splits are those of each model's own tokenizer.json."""
     tokenizer = Tokenizer.from_gguf(gguf_metadata(**{"tokenizer.ggml.pre": pre}))
@@ -137,8 +162,18 @@ def test_folder_as_the_hub_has_it(tmp_path: Path) -> None:
     core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
     core.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}, "bos_token": "<s>", "chat_template": [
-        {"name": "tool", "template": "no"}, {"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}"}]}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "eos_token": {"content": "</s>"},
+                "bos_token": "<s>",
+                "chat_template": [
+                    {"name": "tool", "template": "no"},
+                    {"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}"},
+                ],
+            }
+        )
+    )
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer is not None and tokenizer.eos_token_ids == (3,) and tokenizer.eos_token == "</s>"
     assert tokenizer.encode("a")[0] == 256
@@ -152,13 +187,16 @@ def test_folder_as_the_hub_has_it(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("template, said", [
-    (None, "no chat template"),
-    ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-    ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
-    ("{{ messages.append(1) }}", "failed"),
-    ("{% if %}", "failed"),
-])
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
+        ("{{ messages.append(1) }}", "failed"),
+        ("{% if %}", "failed"),
+    ],
+)
 def test_templates_that_fail_or_reach_out_are_refused(template: str | None, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         byte_tokenizer(chat_template=template).render_chat("hi")

@@ -32,7 +32,9 @@ def test_size_and_names() -> None:
 
 
 def timeless(e: ev.Event) -> ev.Event:
-    """Without the time of the clock, and without the id at which the model stopped: a tape stops where the recording did."""
+    """Without the time of the clock, and without the id at which the model stopped: a tape stops where the
+    recording did.
+    """
     if isinstance(e, ev.Arrived):
         return msgspec.structs.replace(e, arrival_s=0.0)
     return msgspec.structs.replace(e, stop_id=-1) if isinstance(e, ev.Finished) else e
@@ -40,14 +42,18 @@ def timeless(e: ev.Event) -> ev.Event:
 
 @pytest.mark.parametrize("name", recordings.NAMES)
 def test_the_schedule_comes_out_again_with_the_recorded_words(name: str) -> None:
-    """Classroom scenarios arrive by step: under the recorded settings our engine must make the recorded steps, plans and events again."""
+    """Classroom scenarios arrive by step: under the recorded settings our engine must make the recorded
+    steps, plans and events again.
+    """
     r = recordings.load(name)
     assert (r.header.runner, r.header.clock, r.header.workload) == ("torch", "measured", name)
     assert all(q.finished for q in r.state().by_index)
     s = recordings.open_session(name)
     s.run()
     assert [x.chunks for x in s.trace.records] == [x.chunks for x in r.records]
-    assert [[timeless(e) for e in x.events] for x in s.trace.records] == [[timeless(e) for e in x.events] for x in r.records]
+    assert [[timeless(e) for e in x.events] for x in s.trace.records] == [
+        [timeless(e) for e in x.events] for x in r.records
+    ]
     assert words(s.trace) == words(r)
     assert any(any(t) for t in words(s.trace).values())
     assert s.trace.header.clock == "modelled"
@@ -99,9 +105,16 @@ def test_no_such_recording(name: str) -> None:
 
 def test_without_torch() -> None:
     """In a process that can import neither torch nor a tokenizer."""
-    code = ("import sys\n"
-            "for m in ('torch', 'tokenizers', 'transformers'): sys.modules[m] = None\n"
-            "from cbviz import recordings\n"
-            "s = recordings.open_session('shared-prefix'); s.run(); print(s.text('r1'))")
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "".join(recordings.load("shared-prefix").state().request("r1").output_texts).strip()
+    code = (
+        "import sys\n"
+        "for m in ('torch', 'tokenizers', 'transformers'): sys.modules[m] = None\n"
+        "from cbviz import recordings\n"
+        "s = recordings.open_session('shared-prefix'); s.run(); print(s.text('r1'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert (
+        done.stdout.strip()
+        == "".join(recordings.load("shared-prefix").state().request("r1").output_texts).strip()
+    )

@@ -1,7 +1,9 @@
-"""The real model under every discipline says what transformers says, one request at a time: the recorded greedy continuations.
+"""The real model under every discipline says what transformers says, one request at a time: the recorded
+greedy continuations.
 
-Batch size, block size, chunking, prefix hits and preemption may not change a token, except from a first position on where the two best candidates are
-closer than 0.001 nats: there a float32 engine may choose the other.
+Batch size, block size, chunking, prefix hits and preemption may not change a token, except from a first
+position on where the two best candidates are closer than 0.001 nats: there a float32 engine may choose the
+other.
 """
 
 from __future__ import annotations
@@ -44,14 +46,24 @@ def test_tokens_are_the_recorded_ones(name: str, conformance: Path) -> None:
     requests = recorded(conformance)
     if name == "vllm alone":
         requests = requests[:4]
-    specs = [RequestSpec(f"q{i}", tuple(q["prompt_token_ids"]), q["max_tokens"], arrival_step=1 + i // 3) for i, q in enumerate(requests)]
-    s = Session(specs, runner="torch", discipline=name.split()[0], precision="exact", clock="modelled", **CASES[name])
+    specs = [
+        RequestSpec(f"q{i}", tuple(q["prompt_token_ids"]), q["max_tokens"], arrival_step=1 + i // 3)
+        for i, q in enumerate(requests)
+    ]
+    s = Session(
+        specs, runner="torch", discipline=name.split()[0], precision="exact", clock="modelled", **CASES[name]
+    )
     s.run()
     for i, q in enumerate(requests):
         ours, theirs = s.request(f"q{i}").output_token_ids, q["output_token_ids"]
-        same = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        same = next(
+            (k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+            min(len(ours), len(theirs)),
+        )
         tie = same < len(theirs) and q["gap_to_second"][same] < TIE
-        assert ours == theirs or tie, f"q{i} differs at output token {same}: {ours[same:same + 3]} against {theirs[same:same + 3]}"
+        assert ours == theirs or tie, (
+            f"q{i} differs at output token {same}: {ours[same : same + 3]} against {theirs[same : same + 3]}"
+        )
     found = metrics(s.trace)
     if name in PREEMPTS:
         assert found["num_preemptions"] > 0

@@ -1,4 +1,6 @@
-"""Swapping on the real engine: the tokens of a run that recomputes, nothing computed twice, measured copies beside the pass, and what a failure leaves."""
+"""Swapping on the real engine: the tokens of a run that recomputes, nothing computed twice, measured copies
+beside the pass, and what a failure leaves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from tests.runners.test_torch_runner import MODEL
 
 
 def session(**fields: Any) -> Session:
-    config = {"num_blocks": 26, "block_size": 4, "max_model_len": 64, "max_num_seqs": 6, "precision": "exact", "clock": "measured", "discipline": "vllm", **fields}
+    config = {
+        "num_blocks": 26,
+        "block_size": 4,
+        "max_model_len": 64,
+        "max_num_seqs": 6,
+        "precision": "exact",
+        "clock": "measured",
+        "discipline": "vllm",
+        **fields,
+    }
     return Session(SPECS, runner=TorchRunner(MODEL, EngineConfig(**config)), **config)
 
 
@@ -29,8 +40,15 @@ def outputs(s: Session) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("caching", [False, True])
 def test_tokens_are_those_of_recomputing(caching: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, s = session(enable_prefix_caching=caching), session(enable_prefix_caching=caching, preemption_mode="swap")
-    monkeypatch.setattr(s.runner, "_recompute", lambda *a: pytest.fail("a swap brought something else back, so it was computed again"))
+    plain, s = (
+        session(enable_prefix_caching=caching),
+        session(enable_prefix_caching=caching, preemption_mode="swap"),
+    )
+    monkeypatch.setattr(
+        s.runner,
+        "_recompute",
+        lambda *a: pytest.fail("a swap brought something else back, so it was computed again"),
+    )
     plain.run()
     s.run()
     assert outputs(s) == outputs(plain)
@@ -46,7 +64,9 @@ def test_tokens_are_those_of_recomputing(caching: bool, monkeypatch: pytest.Monk
                 assert whole is not None and x.end_s <= whole.start_s  # before it is read
             if x.what != "pass":
                 assert x.bytes == x.num_blocks * block_bytes
-        assert sum(x.num_blocks for x in r.spans if x.what == "swap-out") == sum(len(e.block_ids) for e in r.events if isinstance(e, ev.SwappedOut))
+        assert sum(x.num_blocks for x in r.spans if x.what == "swap-out") == sum(
+            len(e.block_ids) for e in r.events if isinstance(e, ev.SwappedOut)
+        )
 
 
 def test_after_a_rewind_the_host_is_filled_again_by_computing() -> None:
@@ -110,7 +130,11 @@ class LateHost(HostStore):
     late: Any = ()
 
 
-@pytest.mark.parametrize("more", [{}, {"speculative": "self-draft", "num_speculative_tokens": 2, "num_blocks": 22}], ids=["plain", "drafts of a model"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"speculative": "self-draft", "num_speculative_tokens": 2, "num_blocks": 22}],
+    ids=["plain", "drafts of a model"],
+)
 def test_a_copy_to_the_host_may_be_late(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written in a step, also by a model that drafts behind the tokens, was copied before."""
     monkeypatch.setattr("cbviz.runners.torch_runner.HostStore", LateHost)
@@ -124,7 +148,11 @@ def test_a_copy_to_the_host_may_be_late(more: dict[str, Any], monkeypatch: pytes
     def compare(self: LateHost, what: str, pairs: Any) -> Any:
         done = copy(self, what, pairs)
         if what == "swap-out":
-            assert all(torch.equal(mine, host[h]) for _, h in pairs for mine, host in zip(kept[h], self.parts, strict=True)), "overwritten before it was copied"
+            assert all(
+                torch.equal(mine, host[h])
+                for _, h in pairs
+                for mine, host in zip(kept[h], self.parts, strict=True)
+            ), "overwritten before it was copied"
         return done
 
     monkeypatch.setattr(LateHost, "begin", note)
@@ -150,11 +178,17 @@ def test_a_copy_that_fails_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> No
             host.end()
     assert not host.ledger.any()
     host.begin([(1, 0)], [], set(), 0.0)
-    assert [x.what for x in host.end()] == ["swap-out"] and host.ledger[0].tolist() == [7, 7] and not host.ledger[1:].any()
+    assert (
+        [x.what for x in host.end()] == ["swap-out"]
+        and host.ledger[0].tolist() == [7, 7]
+        and not host.ledger[1:].any()
+    )
 
 
 def test_no_copy_goes_on_behind_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step's other copies were begun; a block that the next step writes must not be filled from the host after that."""
+    """The step's other copies were begun; a block that the next step writes must not be filled from the host
+    after that.
+    """
     kv = KVStore(1, 4, 1, 2, 3)
     host = HostStore(kv, 3)
     done: list[str] = []
@@ -175,7 +209,9 @@ def test_no_copy_goes_on_behind_a_failed_step(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_order_of_a_steps_copies() -> None:
-    """One step sends block 1 out, fills it from the host and sends block 2 out: what arrives is what was there before."""
+    """One step sends block 1 out, fills it from the host and sends block 2 out: what arrives is what was
+    there before.
+    """
     kv = KVStore(2, 4, 1, 2, 3)
     for b in range(4):
         kv._data[:, :, b] = b
@@ -187,7 +223,13 @@ def test_the_order_of_a_steps_copies() -> None:
     host.begin([(1, 0), (2, 1)], [(1, 2)], {1}, 0.0)
     assert (kv._data[:, :, 1] == 3).all() and (kv.ledger[1] == 13).all()  # block 1 holds what was block 3's
     spans = host.end()
-    assert [x.what for x in spans] == ["swap-out", "swap-in", "swap-out"] and [x.num_blocks for x in spans] == [1, 1, 1]
-    assert (host.parts[0][0] == 1).all() and (host.parts[0][1] == 2).all() and host.ledger.tolist() == [[11, 11], [12, 12], [13, 13]]
+    assert [x.what for x in spans] == ["swap-out", "swap-in", "swap-out"] and [
+        x.num_blocks for x in spans
+    ] == [1, 1, 1]
+    assert (
+        (host.parts[0][0] == 1).all()
+        and (host.parts[0][1] == 2).all()
+        and host.ledger.tolist() == [[11, 11], [12, 12], [13, 13]]
+    )
     host.reset()
     assert not host.ledger.any()

@@ -1,4 +1,6 @@
-"""Many threads on one session of a real (tiny, random) model: the words are those of a run by one thread, and the cache holds what the block tables say."""
+"""Many threads on one session of a real (tiny, random) model: the words are those of a run by one thread, and
+the cache holds what the block tables say.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def change(s: Session, draw: random.Random) -> None:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_words_of_a_run_that_many_threads_change_are_those_of_one_thread(seed: int) -> None:
-    """Given four threads that step, run, rewind, fork, configure and reset one session, then its cache holds what was computed alone, and every request says what it says otherwise."""
+    """Given four threads that step, run, rewind, fork, configure and reset one session, then its cache holds
+    what was computed alone, and every request says what it says otherwise.
+    """
     requests = asked(seed, 16)
     quiet = session(requests)
     quiet.run()

@@ -15,5 +15,7 @@ class WatchedSim(SimRunner):
         out = super().execute(plan)
         if self.profile_next:
             self.profile_next = False
-            out.profile = StepProfile("a clock", ["one", "two"], [0, 1], [0.0, 0.5], [0.5, 0.25], [0, 0], ["lane"], 0.75)
+            out.profile = StepProfile(
+                "a clock", ["one", "two"], [0, 1], [0.0, 0.5], [0.5, 0.25], [0, 0], ["lane"], 0.75
+            )
         return out

@@ -1,4 +1,6 @@
-"""All ids at any moment: a request is never missing while it moves from what is to come into the step under way and from there into the trace."""
+"""All ids at any moment: a request is never missing while it moves from what is to come into the step under
+way and from there into the trace.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,14 @@ from cbviz.session import Session
 from tests.core.fuzz import LedgerRunner
 from tests.session.test_interrupts import HERE, SMALL
 
-SPECS = [RequestSpec("now", (1, 2, 3), 9), RequestSpec("timed", (4, 5), 3, arrival_s=1e-9), RequestSpec("second", (6, 7, 8), 4, arrival_step=2),
-         RequestSpec("twins", (9, 9), 4, arrival_step=2, sampling=Sampling(n=2)), RequestSpec("third", (6, 7), 4, arrival_step=3), RequestSpec("never", (1,), 4, arrival_step=9)]
+SPECS = [
+    RequestSpec("now", (1, 2, 3), 9),
+    RequestSpec("timed", (4, 5), 3, arrival_s=1e-9),
+    RequestSpec("second", (6, 7, 8), 4, arrival_step=2),
+    RequestSpec("twins", (9, 9), 4, arrival_step=2, sampling=Sampling(n=2)),
+    RequestSpec("third", (6, 7), 4, arrival_step=3),
+    RequestSpec("never", (1,), 4, arrival_step=9),
+]
 
 
 class Broken(LedgerRunner):
@@ -32,7 +40,10 @@ class Broken(LedgerRunner):
 
 
 def looked_at_every_line(s: Session, f: Callable[[], object], look: Callable[[], object]) -> int:
-    """Calls `look` before each line of cbviz that `f` runs, as a thread may that gets to run there. Returns how many lines these were."""
+    """Calls `look` before each line of cbviz that `f` runs, as a thread may that gets to run there.
+
+    Returns how many lines these were.
+    """
     count = 0
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
@@ -57,7 +68,9 @@ def looked_at_every_line(s: Session, f: Callable[[], object], look: Callable[[],
 
 @pytest.mark.parametrize("fails", [(), (1, 3)], ids=["", "some steps fail"])
 def test_no_request_is_missing_at_any_line_of_a_step(fails: tuple[int, ...]) -> None:
-    """Given requests that arrive, are added or are aborted before they arrive, when another thread looks in the middle of their step, then all are there and each counts once."""
+    """Given requests that arrive, are added or are aborted before they arrive, when another thread looks in
+    the middle of their step, then all are there and each counts once.
+    """
     probe = Session(SPECS, runner="sim", **SMALL)
     runner = Broken(probe.config)
     runner.fails = fails

@@ -1,6 +1,8 @@
-"""Ctrl-C at any line of anything that changes a session: state, trace and file still go together, and the run goes on as if nothing had been.
+"""Ctrl-C at any line of anything that changes a session: state, trace and file still go together, and the run
+goes on as if nothing had been.
 
-The interrupt is the real signal, raised while a line of cbviz begins, so that what holds interrupts back is tested and not passed by.
+The interrupt is the real signal, raised while a line of cbviz begins, so that what holds interrupts back is
+tested and not passed by.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from cbviz.trace.trace import load
 from tests.core.fuzz import LedgerRunner, same
 
 HERE = str(Path(cb.__file__).parent)
-SMALL = {"num_blocks": 25, "block_size": 4, "max_model_len": 80, "max_num_seqs": 4, "max_num_batched_tokens": 80}
+SMALL = {
+    "num_blocks": 25,
+    "block_size": 4,
+    "max_model_len": 80,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 80,
+}
 SAMPLED = 25
 """Lines of an operation that are interrupted by default; all of them with `-m slow`."""
 PARTS = 3
@@ -36,7 +44,9 @@ PARTS = 3
 
 
 class Interrupt:
-    """Counts the lines of cbviz that run inside it and raises SIGINT `times` times as line number `at` begins."""
+    """Counts the lines of cbviz that run inside it and raises SIGINT `times` times as line number `at`
+    begins.
+    """
 
     def __init__(self, at: int | None = None, times: int = 1) -> None:
         self.at, self.times, self.lines, self.sent = at, times, 0, False
@@ -69,11 +79,21 @@ class Interrupt:
 
 
 def specs(num: int = 6) -> list[RequestSpec]:
-    return [RequestSpec(f"r{i + 1}", tuple(100 + (i % 3) * 50 + j for j in range(9 + 5 * i)), 6 + 3 * i, arrival_step=1 + 2 * i) for i in range(num)]
+    return [
+        RequestSpec(
+            f"r{i + 1}",
+            tuple(100 + (i % 3) * 50 + j for j in range(9 + 5 * i)),
+            6 + 3 * i,
+            arrival_step=1 + 2 * i,
+        )
+        for i in range(num)
+    ]
 
 
 def made(path: Path, **changes: Any) -> Session:
-    """A session in the middle of its run, whose runner keeps what each KV slot holds and refuses a read of anything else."""
+    """A session in the middle of its run, whose runner keeps what each KV slot holds and refuses a read of
+    anything else.
+    """
     fields = {**SMALL, **changes}
     probe = Session(specs(), runner="sim", **fields)
     s = Session(specs(), runner=LedgerRunner(probe.config), autosave=path, **fields)
@@ -144,8 +164,17 @@ def spread(lines: int) -> list[int]:
     return sorted({1 + round(i * (lines - 1) / (SAMPLED - 1)) for i in range(SAMPLED)})
 
 
-def interrupted(make: Callable[[Path], Session], do: Callable[[Session], Any], folder: Path, which: Callable[[int], Iterable[int]] = spread, times: int = 1) -> int:
-    """Interrupts `do` at the lines that `which` picks, given their number; `times` times at each. Returns how many lines there are."""
+def interrupted(
+    make: Callable[[Path], Session],
+    do: Callable[[Session], Any],
+    folder: Path,
+    which: Callable[[int], Iterable[int]] = spread,
+    times: int = 1,
+) -> int:
+    """Interrupts `do` at the lines that `which` picks, given their number; `times` times at each.
+
+    Returns how many lines there are.
+    """
     probe = Interrupt()
     s = make(folder / "probe.jsonl")
     probe.run(lambda: do(s))
@@ -157,7 +186,9 @@ def interrupted(make: Callable[[Path], Session], do: Callable[[Session], Any], f
         s = make(path)
         told = Interrupt(at, times)
         came += told.run(lambda s=s: do(s))  # type: ignore[misc]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, f"line {at}: the handler was left behind"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, (
+            f"line {at}: the handler was left behind"
+        )
         assert not s.turn.mine, f"line {at}: the turn was never given back"
         assert not list(folder.glob("*.part")), f"line {at}: half a file was left"
         consistent(s, path)
@@ -224,7 +255,9 @@ def test_whoever_presses_twice_at_any_line_cuts_no_change_in_half(name: str, tmp
 @pytest.mark.usefixtures("as_if_not_traced")
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", ["step", "add", "configure", "rewind", "fork", "reset", "autosave", "save"])
-def test_whoever_presses_twice_at_every_line_cuts_no_change_in_half(name: str, part: int, tmp_path: Path) -> None:
+def test_whoever_presses_twice_at_every_line_cuts_no_change_in_half(
+    name: str, part: int, tmp_path: Path
+) -> None:
     interrupted(maker(name), OPERATIONS[name], tmp_path, lambda n: range(1 + part, n + 1, PARTS), times=2)
 
 
@@ -254,9 +287,17 @@ def hangs() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hangs")
 def test_two_interrupts_end_a_policy_that_never_returns_and_the_step_is_undone(tmp_path: Path) -> None:
-    """Given a policy that hangs at any of its questions, when the user presses twice, then the step was not made, and another policy makes it."""
+    """Given a policy that hangs at any of its questions, when the user presses twice, then the step was not
+    made, and another policy makes it.
+    """
     for n in range(1, 12):
-        s = Session(specs(), runner=LedgerRunner(made(tmp_path / "probe.jsonl").config), autosave=tmp_path / f"{n}.jsonl", policy="hangs", **SMALL)
+        s = Session(
+            specs(),
+            runner=LedgerRunner(made(tmp_path / "probe.jsonl").config),
+            autosave=tmp_path / f"{n}.jsonl",
+            policy="hangs",
+            **SMALL,
+        )
         Hangs.asked, Hangs.hangs_at = 0, n
         with pytest.raises(KeyboardInterrupt):
             s.run()
@@ -268,7 +309,9 @@ def test_two_interrupts_end_a_policy_that_never_returns_and_the_step_is_undone(t
         consistent(s, tmp_path / f"{n}.jsonl")
 
 
-ALL_LINES = pytest.param(lambda n: range(1, n + 1), marks=[pytest.mark.slow, pytest.mark.deep], id="all lines")
+ALL_LINES = pytest.param(
+    lambda n: range(1, n + 1), marks=[pytest.mark.slow, pytest.mark.deep], id="all lines"
+)
 
 
 class Measured(LedgerRunner):
@@ -280,12 +323,22 @@ class Measured(LedgerRunner):
 
     def measure_peaks(self, progress: Any = None) -> DeviceSpec:
         Measured.best += 1e6
-        return DeviceSpec(name=self.peaks_name, memory_bytes=1e9, bandwidth_bytes_s=Measured.best, flops_s=10 * Measured.best, measured=True)
+        return DeviceSpec(
+            name=self.peaks_name,
+            memory_bytes=1e9,
+            bandwidth_bytes_s=Measured.best,
+            flops_s=10 * Measured.best,
+            measured=True,
+        )
 
 
 @pytest.mark.parametrize("which", [pytest.param(spread, id="some lines"), ALL_LINES])
-def test_an_interrupted_calibration_leaves_one_set_of_peaks(which: Callable[[int], Iterable[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a run under the measured clock, when a new measurement is interrupted, then header, prices and file of the peaks are of one measurement, the old one or the new."""
+def test_an_interrupted_calibration_leaves_one_set_of_peaks(
+    which: Callable[[int], Iterable[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a run under the measured clock, when a new measurement is interrupted, then header, prices and
+    file of the peaks are of one measurement, the old one or the new.
+    """
     monkeypatch.setenv("CBVIZ_CACHE", str(tmp_path / "cache"))
     config = made(tmp_path / "probe.jsonl").config
 
@@ -331,7 +384,9 @@ def test_an_interrupted_branch_repeats_its_parent_all_the_same(tmp_path: Path) -
 
 @pytest.mark.parametrize("which", [pytest.param(spread, id="some lines"), ALL_LINES])
 @pytest.mark.parametrize("name", ["save", "load"])
-def test_an_interrupt_in_a_file_leaves_the_file_whole(name: str, which: Callable[[int], Iterable[int]], tmp_path: Path) -> None:
+def test_an_interrupt_in_a_file_leaves_the_file_whole(
+    name: str, which: Callable[[int], Iterable[int]], tmp_path: Path
+) -> None:
     s = made(tmp_path / "run.jsonl")
     path = s.save(tmp_path / "saved.jsonl")
     old = len(s.trace)
@@ -353,7 +408,9 @@ class _Watchable(SimRunner):
 
 
 @pytest.mark.parametrize("which", [pytest.param(spread, id="some lines"), ALL_LINES])
-def test_an_interrupted_look_inside_a_step_is_not_left_switched_on(which: Callable[[int], Iterable[int]]) -> None:
+def test_an_interrupted_look_inside_a_step_is_not_left_switched_on(
+    which: Callable[[int], Iterable[int]],
+) -> None:
     """And a step that is looked into is one step, as any other."""
     from cbviz.cost import models
 

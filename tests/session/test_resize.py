@@ -1,4 +1,6 @@
-"""Forks in the middle of a run with another pool size or another device: nothing is lost, and the branch replays like any other run."""
+"""Forks in the middle of a run with another pool size or another device: nothing is lost, and the branch
+replays like any other run.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,18 @@ def as_the_engine(s: Session) -> None:
     state, engine = s.trace.state(), s.engine.scheduler
     check(engine)
     assert (state.num_blocks, state.num_free_blocks) == (engine.pool.num_blocks, engine.pool.num_free)
-    assert {r.request_id: r.block_ids for r in engine.requests.values()} == {i: state.requests[i].block_ids for i in engine.requests}
-    assert [b for b in range(1, state.num_blocks) if state.cached[b]] == [b for b in range(1, engine.pool.num_blocks) if engine.pool.block_hash[b] is not None]
+    assert {r.request_id: r.block_ids for r in engine.requests.values()} == {
+        i: state.requests[i].block_ids for i in engine.requests
+    }
+    assert [b for b in range(1, state.num_blocks) if state.cached[b]] == [
+        b for b in range(1, engine.pool.num_blocks) if engine.pool.block_hash[b] is not None
+    ]
 
 
 def least_pool(s: Session, at: int) -> int:
-    """What the refusal of a pool of one block says is the least; 2 where everything has ended and one block will do."""
+    """What the refusal of a pool of one block says is the least; 2 where everything has ended and one block
+    will do.
+    """
     try:
         s.fork(at=at, num_blocks=2)
     except ConfigError as e:
@@ -35,7 +43,9 @@ def least_pool(s: Session, at: int) -> int:
 
 @pytest.mark.parametrize("size", [-1, 0, 1, 4_000_001])
 def test_a_pool_of_no_possible_size_is_refused_though_nobody_needs_a_block(size: int) -> None:
-    """Given a run before its first arrival, when it is forked with a pool that has no block to give out or too many, then the field and its limits are named."""
+    """Given a run before its first arrival, when it is forked with a pool that has no block to give out or
+    too many, then the field and its limits are named.
+    """
     s = Session([cb.RequestSpec("late", (1, 2), 2, arrival_step=9)], runner="sim")
     s.step(3)
     with pytest.raises(ConfigError, match=r"num_blocks is -?\d+"):
@@ -47,8 +57,14 @@ def test_another_pool_size_at_any_step(discipline: str, tmp_path: Path) -> None:
     rng = random.Random(discipline)
     refused = forks = 0
     for _ in range(8):
-        s = Session("preemption", runner="sim", discipline=discipline, num_blocks=rng.choice([40, 50, 64]), sliding_window=rng.choice([0, 0, 24]),
-                    policy=rng.choice(["fcfs", "sjf", "priority"]))
+        s = Session(
+            "preemption",
+            runner="sim",
+            discipline=discipline,
+            num_blocks=rng.choice([40, 50, 64]),
+            sliding_window=rng.choice([0, 0, 24]),
+            policy=rng.choice(["fcfs", "sjf", "priority"]),
+        )
         s.run()
         at, size = rng.randrange(1, len(s.trace)), rng.choice([20, 24, 30, 45, 100])
         if size < least_pool(s, at):
@@ -102,7 +118,10 @@ def test_another_device_prices_the_rest() -> None:
     twin.run()
     assert [r.t1_s for r in twin.trace] == [r.t1_s for r in f.trace]
     f.rewind(20)  # before the change
-    assert (f.trace.header.device, f.trace.header.peak_bytes_s) == (s.trace.header.device, s.trace.header.peak_bytes_s)
+    assert (f.trace.header.device, f.trace.header.peak_bytes_s) == (
+        s.trace.header.device,
+        s.trace.header.peak_bytes_s,
+    )
     f.reset()  # as the parent started
     f.run(max_steps=60)
     assert [r.t1_s for r in f.trace] == [r.t1_s for r in s.trace]
@@ -111,7 +130,9 @@ def test_another_device_prices_the_rest() -> None:
 
 @pytest.mark.model
 def test_the_real_model_goes_on_in_another_pool() -> None:
-    s = Session("preemption", runner="torch", precision="exact", clock="modelled", num_blocks=64, max_num_seqs=4)
+    s = Session(
+        "preemption", runner="torch", precision="exact", clock="modelled", num_blocks=64, max_num_seqs=4
+    )
     s.run(max_steps=20)
     f, parent = s.fork(num_blocks=48), s.fork()
     f.reset()
@@ -132,6 +153,9 @@ def test_the_real_model_goes_on_in_another_pool() -> None:
 def test_a_pool_sized_by_bytes_makes_its_own_limit() -> None:
     """max_model_len was left to the pool, so a branch from the start with another pool has another one."""
     s = Session("article", runner="sim", kv_cache_memory_bytes=40_000_000)
-    room = [x.config.max_model_len for x in (s.fork(at=0, kv_cache_memory_bytes=10_000_000), s, s.fork(at=0, kv_cache_dtype="int4"))]
+    room = [
+        x.config.max_model_len
+        for x in (s.fork(at=0, kv_cache_memory_bytes=10_000_000), s, s.fork(at=0, kv_cache_dtype="int4"))
+    ]
     assert [x or 0 for x in room] == sorted(x or 0 for x in room) and len(set(room)) == 3
     assert s.fork(at=0, max_model_len=300, kv_cache_memory_bytes=20_000_000).config.max_model_len == 300

@@ -1,4 +1,7 @@
-"""A session on the simulated runner: stepping, inputs, time travel, branches, saving. Nothing here needs torch."""
+"""A session on the simulated runner: stepping, inputs, time travel, branches, saving.
+
+Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,27 @@ from cbviz.trace.schema import KEYFRAME_EVERY
 from cbviz.trace.trace import Cursor, Trace, load
 from tests.core.fuzz import DISCIPLINE_NAMES, LedgerRunner, same
 
-SMALL = {"runner": "sim", "num_blocks": 25, "block_size": 4, "max_model_len": 80, "max_num_seqs": 4, "max_num_batched_tokens": 80}
+SMALL = {
+    "runner": "sim",
+    "num_blocks": 25,
+    "block_size": 4,
+    "max_model_len": 80,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 80,
+}
 
 
 def requests(num: int = 8, step: int = 2) -> list[RequestSpec]:
-    return [RequestSpec(f"r{i + 1}", tuple(100 + (i % 3) * 50 + j for j in range(9 + 5 * i)), 6 + 3 * i, arrival_step=1 + step * i, priority=i % 2) for i in range(num)]
+    return [
+        RequestSpec(
+            f"r{i + 1}",
+            tuple(100 + (i % 3) * 50 + j for j in range(9 + 5 * i)),
+            6 + 3 * i,
+            arrival_step=1 + step * i,
+            priority=i % 2,
+        )
+        for i in range(num)
+    ]
 
 
 def small(specs: list[RequestSpec] | None = None, **changes: Any) -> Session:
@@ -47,7 +66,7 @@ def consistent(s: Session) -> None:
     assert s.config == s.engine.config
 
 
-# stepping ---------------------------------------------------------------------------------------------------------------
+# stepping ---------------------------------------------------------------------------------------------------
 
 
 def test_step_and_run() -> None:
@@ -139,7 +158,9 @@ def test_ctrl_c_loses_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     s = small()
     s.step(3)
     append = s.trace.append
-    monkeypatch.setattr(s.trace, "append", lambda record: (signal.raise_signal(signal.SIGINT), append(record))[1])
+    monkeypatch.setattr(
+        s.trace, "append", lambda record: (signal.raise_signal(signal.SIGINT), append(record))[1]
+    )
     with pytest.raises(KeyboardInterrupt):
         s.run()
     monkeypatch.undo()
@@ -179,12 +200,15 @@ def test_a_closed_door_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) 
             return now >= 5.0
 
     monkeypatch.setitem(POLICIES, "late", Late())
-    s = small([RequestSpec("a", (1, 2), 2, arrival_s=0.0), RequestSpec("b", (1, 2), 2, arrival_s=7.0)], policy="late")
+    s = small(
+        [RequestSpec("a", (1, 2), 2, arrival_s=0.0), RequestSpec("b", (1, 2), 2, arrival_s=7.0)],
+        policy="late",
+    )
     s.run(max_steps=50)
     assert s.done and s.request("a").finished and s.request("a").first_scheduled_s == 7.0
 
 
-# inputs -----------------------------------------------------------------------------------------------------------------
+# inputs -----------------------------------------------------------------------------------------------------
 
 
 def test_add_joins_the_next_step() -> None:
@@ -206,30 +230,39 @@ def test_add_joins_the_next_step() -> None:
     assert s.request(again).finished
 
 
-@pytest.mark.parametrize("prompt, keywords, words", [
-    ("", {}, "the prompt is empty"),
-    ("   \n", {}, "the prompt is empty"),
-    ([], {}, "at least 1 token"),
-    ([1, 2.5], {}, "2.5"),
-    ([1, True], {}, "True"),
-    ([1, float("nan")], {}, "nan"),
-    ([1, "2"], {}, "'2'"),
-    ([-1], {}, "token id -1 is outside the model's vocabulary 0..49151"),
-    ([49152], {}, "token id 49152 is outside the model's vocabulary 0..49151"),
-    ([1], {"max_tokens": 0}, "max_tokens is 0, the least is 1"),
-    ([1], {"max_tokens": -3}, "max_tokens is -3, the least is 1"),
-    ([1], {"max_tokens": 2.0}, "max_tokens must be a whole number, got 2.0"),
-    ([1], {"max_tokens": float("nan")}, "max_tokens must be a whole number, got nan"),
-    ([1], {"max_tokens": 80}, "prompt 1 + max_tokens 80 = 81 tokens, over max_model_len 80: lower max_tokens to 79"),
-    (list(range(80)), {}, "the prompt has 80 tokens; with max_model_len 80 it may have at most 79"),
-    ([1], {"request_id": "r3"}, "request id 'r3' was used before"),
-    ([1], {"request_id": "r7"}, "request id 'r7' was used before"),
-    ([1], {"priority": 1.5}, "priority must be a whole number, got 1.5"),
-    ([1], {"priority": float("nan")}, "priority must be a whole number, got nan"),
-    ([1], {"deadline_s": float("nan")}, "deadline_s is nan"),
-    ([1], {"deadline_s": -1.0}, "deadline_s is -1.0"),
-])
-def test_what_cannot_be_served_is_refused_with_the_figures(prompt: Any, keywords: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(
+    "prompt, keywords, words",
+    [
+        ("", {}, "the prompt is empty"),
+        ("   \n", {}, "the prompt is empty"),
+        ([], {}, "at least 1 token"),
+        ([1, 2.5], {}, "2.5"),
+        ([1, True], {}, "True"),
+        ([1, float("nan")], {}, "nan"),
+        ([1, "2"], {}, "'2'"),
+        ([-1], {}, "token id -1 is outside the model's vocabulary 0..49151"),
+        ([49152], {}, "token id 49152 is outside the model's vocabulary 0..49151"),
+        ([1], {"max_tokens": 0}, "max_tokens is 0, the least is 1"),
+        ([1], {"max_tokens": -3}, "max_tokens is -3, the least is 1"),
+        ([1], {"max_tokens": 2.0}, "max_tokens must be a whole number, got 2.0"),
+        ([1], {"max_tokens": float("nan")}, "max_tokens must be a whole number, got nan"),
+        (
+            [1],
+            {"max_tokens": 80},
+            "prompt 1 + max_tokens 80 = 81 tokens, over max_model_len 80: lower max_tokens to 79",
+        ),
+        (list(range(80)), {}, "the prompt has 80 tokens; with max_model_len 80 it may have at most 79"),
+        ([1], {"request_id": "r3"}, "request id 'r3' was used before"),
+        ([1], {"request_id": "r7"}, "request id 'r7' was used before"),
+        ([1], {"priority": 1.5}, "priority must be a whole number, got 1.5"),
+        ([1], {"priority": float("nan")}, "priority must be a whole number, got nan"),
+        ([1], {"deadline_s": float("nan")}, "deadline_s is nan"),
+        ([1], {"deadline_s": -1.0}, "deadline_s is -1.0"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_figures(
+    prompt: Any, keywords: dict[str, Any], words: str
+) -> None:
     s = small()
     s.step(5)  # r3 has arrived, r7 has not
     before, ids = s.engine.snapshot(), s.request_ids
@@ -243,7 +276,10 @@ def test_what_cannot_be_served_is_refused_with_the_figures(prompt: Any, keywords
 
 def test_a_pool_smaller_than_the_context() -> None:
     s = small([], num_blocks=6)  # 20 slots, contexts of 80
-    with pytest.raises(RequestError, match=r"prompt 15 \+ max_tokens 6 = 21 tokens need 6 blocks of 4; the pool has 5: raise num_blocks or lower max_tokens"):
+    with pytest.raises(
+        RequestError,
+        match=r"prompt 15 \+ max_tokens 6 = 21 tokens need 6 blocks of 4; the pool has 5: raise num_blocks or lower max_tokens",
+    ):
         s.add(list(range(15)), max_tokens=6)
     s.add(list(range(15)))
     s.run()
@@ -251,36 +287,53 @@ def test_a_pool_smaller_than_the_context() -> None:
 
 
 def test_a_workload_that_cannot_be_served_is_refused_on_arrival() -> None:
-    specs = [*requests(2), RequestSpec("long", tuple(range(90)), 5, arrival_step=2), RequestSpec("odd", (1, 99_999), 5, arrival_step=3)]
+    specs = [
+        *requests(2),
+        RequestSpec("long", tuple(range(90)), 5, arrival_step=2),
+        RequestSpec("odd", (1, 99_999), 5, arrival_step=3),
+    ]
     s = _ran(small(specs))
     assert s.request("long").status == s.request("odd").status == "refused"
-    assert "the prompt has 90 tokens" in s.request("long").finish_reason and "token id 99999" in s.request("odd").finish_reason
+    assert (
+        "the prompt has 90 tokens" in s.request("long").finish_reason
+        and "token id 99999" in s.request("odd").finish_reason
+    )
     assert s.request("r2").finish_reason == "length"
     consistent(s)
 
 
-@pytest.mark.parametrize("specs, error, words", [
-    ([RequestSpec("a", (1,), 1), RequestSpec("a", (2,), 2, arrival_step=9)], RequestError, "request id 'a' was used before"),
-    ([(1, 2, 3)], RequestError, "a list of RequestSpec"),
-    ("artcle", ConfigError, "did you mean 'article'"),
-])
+@pytest.mark.parametrize(
+    "specs, error, words",
+    [
+        (
+            [RequestSpec("a", (1,), 1), RequestSpec("a", (2,), 2, arrival_step=9)],
+            RequestError,
+            "request id 'a' was used before",
+        ),
+        ([(1, 2, 3)], RequestError, "a list of RequestSpec"),
+        ("artcle", ConfigError, "did you mean 'article'"),
+    ],
+)
 def test_bad_workloads(specs: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         small(specs)
 
 
-@pytest.mark.parametrize("fields, words", [
-    ({"num_blocks": -5}, "num_blocks is -5, the least is 2"),
-    ({"num_block": 5}, "did you mean 'num_blocks'"),
-    ({"watermark": float("nan")}, "watermark must be finite, got nan"),
-    ({"max_num_seqs": 0}, "max_num_seqs is 0, the least is 1"),
-    ({"max_num_seqs": True}, "max_num_seqs must be a whole number"),
-    ({"discipline": "chunkd"}, "did you mean 'chunked'"),
-    ({"policy": "fcsf"}, "did you mean 'fcfs'"),
-    ({"victim": "lost"}, "victim is 'lost', it must be one of"),
-    ({"clock": "measured"}, "computes nothing whose time could be measured"),
-    ({"runner": "simulator"}, "runner is 'simulator'"),
-])
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"num_blocks": -5}, "num_blocks is -5, the least is 2"),
+        ({"num_block": 5}, "did you mean 'num_blocks'"),
+        ({"watermark": float("nan")}, "watermark must be finite, got nan"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0, the least is 1"),
+        ({"max_num_seqs": True}, "max_num_seqs must be a whole number"),
+        ({"discipline": "chunkd"}, "did you mean 'chunked'"),
+        ({"policy": "fcsf"}, "did you mean 'fcfs'"),
+        ({"victim": "lost"}, "victim is 'lost', it must be one of"),
+        ({"clock": "measured"}, "computes nothing whose time could be measured"),
+        ({"runner": "simulator"}, "runner is 'simulator'"),
+    ],
+)
 def test_bad_configs(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         small(**fields)
@@ -290,9 +343,15 @@ def test_bad_changes_leave_no_trace() -> None:
     s = small()
     s.step(2)
     before = s.engine.snapshot()
-    for changes, words in (({"num_blocks": 9}, "num_blocks can't change during a run"), ({"policy": "none"}, "policy is 'none'"), ({"victim": "none"}, "victim is 'none'"),
-                           ({"watermrk": 0.1}, "did you mean 'watermark'"), ({"discipline": "static", "max_num_batched_tokens": 9}, "at least max_model_len, 80"),
-                           ({"max_num_seqs": -1}, "the least is 1"), ({"clock": "measured"}, "clock can't change")):
+    for changes, words in (
+        ({"num_blocks": 9}, "num_blocks can't change during a run"),
+        ({"policy": "none"}, "policy is 'none'"),
+        ({"victim": "none"}, "victim is 'none'"),
+        ({"watermrk": 0.1}, "did you mean 'watermark'"),
+        ({"discipline": "static", "max_num_batched_tokens": 9}, "at least max_model_len, 80"),
+        ({"max_num_seqs": -1}, "the least is 1"),
+        ({"clock": "measured"}, "clock can't change"),
+    ):
         with pytest.raises(ConfigError, match=words):
             s.configure(**changes)
     assert not s.engine.inputs and s.engine.snapshot() == before
@@ -308,7 +367,10 @@ def test_configure_is_recorded_and_holds() -> None:
     assert s.config.max_num_seqs == 4
     record = s.step()
     assert record is not None
-    assert [e for e in record.events if isinstance(e, ev.Configured)] == [ev.Configured("max_num_seqs", "4", "1"), ev.Configured("policy", "fcfs", "priority")]
+    assert [e for e in record.events if isinstance(e, ev.Configured)] == [
+        ev.Configured("max_num_seqs", "4", "1"),
+        ev.Configured("policy", "fcfs", "priority"),
+    ]
     assert s.config.max_num_seqs == 1 and s.config.policy == "priority"
     s.configure(discipline="static")  # computes whole prompts: the budget follows
     s.step()
@@ -332,7 +394,10 @@ def test_abort_in_any_state() -> None:
     consistent(s)
     for rid in (preempted, running, added):
         assert s.request(rid).finish_reason == "abort" and not s.request(rid).block_ids
-    assert s.request(pending).status == "refused" and "aborted before it arrived" in s.request(pending).finish_reason
+    assert (
+        s.request(pending).status == "refused"
+        and "aborted before it arrived" in s.request(pending).finish_reason
+    )
     with pytest.raises(KeyError, match="no request 'nobody'"):
         s.abort("nobody")
     s.abort(running)  # again: nothing to end
@@ -344,8 +409,12 @@ def test_abort_in_any_state() -> None:
 
 def test_a_request_aborted_before_it_arrives_leaves_the_others() -> None:
     """By time and by step, long before and in the very step of its arrival."""
-    specs = [RequestSpec("a", (1, 2), 4, arrival_step=1), RequestSpec("b", (1, 2), 4, arrival_step=3),
-             RequestSpec("c", (1, 2), 4, arrival_s=9.0), RequestSpec("d", (1, 2), 4, arrival_s=9.5)]
+    specs = [
+        RequestSpec("a", (1, 2), 4, arrival_step=1),
+        RequestSpec("b", (1, 2), 4, arrival_step=3),
+        RequestSpec("c", (1, 2), 4, arrival_s=9.0),
+        RequestSpec("d", (1, 2), 4, arrival_s=9.5),
+    ]
     s = small(specs)
     s.abort("c")
     s.step(2)
@@ -356,7 +425,7 @@ def test_a_request_aborted_before_it_arrives_leaves_the_others() -> None:
     assert events(Session.from_trace(s.trace).trace) == events(s.trace)
 
 
-# time -------------------------------------------------------------------------------------------------------------------
+# time -------------------------------------------------------------------------------------------------------
 
 
 def test_seek_and_back_change_only_what_is_shown() -> None:
@@ -381,8 +450,16 @@ def test_seek_and_back_change_only_what_is_shown() -> None:
 
 def played(discipline: str, **changes: Any) -> Session:
     """A run with everything in it: additions, an abort, knobs, preemption; longer than a keyframe."""
-    s = small([*requests(10), RequestSpec("late", tuple(range(40)), 30, arrival_step=90), RequestSpec("later", tuple(range(30)), 30, arrival_step=99)],
-              num_blocks=23, discipline=discipline, **changes)
+    s = small(
+        [
+            *requests(10),
+            RequestSpec("late", tuple(range(40)), 30, arrival_step=90),
+            RequestSpec("later", tuple(range(30)), 30, arrival_step=99),
+        ],
+        num_blocks=23,
+        discipline=discipline,
+        **changes,
+    )
     s.step(6)
     s.add(list(range(200, 212)), max_tokens=20, request_id="mine")
     s.abort("r2")
@@ -414,7 +491,21 @@ def test_rewind_to_any_step(discipline: str) -> None:
         go_on(probe, n + 1)
     digests[len(whole)] = probe.digest()
     assert events(probe.trace) == events(whole) and probe.digest() == s.digest()
-    steps = sorted({0, 1, 6, 7, len(whole) // 2, KEYFRAME_EVERY - 1, KEYFRAME_EVERY, KEYFRAME_EVERY + 1, len(whole) - 1, len(whole)}, reverse=True)
+    steps = sorted(
+        {
+            0,
+            1,
+            6,
+            7,
+            len(whole) // 2,
+            KEYFRAME_EVERY - 1,
+            KEYFRAME_EVERY,
+            KEYFRAME_EVERY + 1,
+            len(whole) - 1,
+            len(whole),
+        },
+        reverse=True,
+    )
     for n in [*steps, 0]:
         s.rewind(min(n, len(s.trace)))
         assert s.digest() == digests[len(s.trace)] and s.cursor == s.trace.last
@@ -439,14 +530,16 @@ def test_a_rewind_that_fails_changes_nothing() -> None:
     s = _ran(small())
     digest, n = s.digest(), len(s.trace)
     s.trace.records[4].chunks[0:1] = []  # the record of step 5 lies
-    s.trace.records[4].events[:] = [e for e in s.trace.records[4].events if not isinstance(e, (ev.Allocated, ev.Admitted))]
+    s.trace.records[4].events[:] = [
+        e for e in s.trace.records[4].events if not isinstance(e, (ev.Allocated, ev.Admitted))
+    ]
     with pytest.raises((ReplayError, AssertionError, KeyError, ValueError)):
         s.rewind(8)
     assert s.digest() == digest and len(s.trace) == n
     assert s.done
 
 
-# branches ---------------------------------------------------------------------------------------------------------------
+# branches ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
@@ -472,16 +565,30 @@ def test_a_fork_with_a_change_leaves_its_parent_alone() -> None:
     assert s.digest() == digest and len(s.trace) == 12
     consistent(b)
     assert b.trace.records[:6] == s.trace.records[:6]
-    assert b.trace.record(7).inputs == [{"op": "configure", "changes": {"policy": "priority", "max_num_seqs": 2}}]
+    assert b.trace.record(7).inputs == [
+        {"op": "configure", "changes": {"policy": "priority", "max_num_seqs": 2}}
+    ]
     s.run()
     assert events(s.trace) == events(_ran(small(num_blocks=21)).trace)
     c = compare(s.trace, b.trace)
-    assert not c.schedules_equal and c.tokens_equal and c.first_difference is not None and c.first_difference.step == 7
+    assert (
+        not c.schedules_equal
+        and c.tokens_equal
+        and c.first_difference is not None
+        and c.first_difference.step == 7
+    )
 
 
 def test_a_fork_at_the_start_may_change_everything() -> None:
     s = _ran(small())
-    b = s.fork(at=0, num_blocks=41, block_size=2, discipline="static", modelled_device="NVIDIA A100 SXM 80GB", sliding_window=8)
+    b = s.fork(
+        at=0,
+        num_blocks=41,
+        block_size=2,
+        discipline="static",
+        modelled_device="NVIDIA A100 SXM 80GB",
+        sliding_window=8,
+    )
     b.run()
     assert b.config.num_blocks == 41 and b.config.discipline == "static" and b.trace.header.block_size == 2
     assert b.trace.header.device != s.trace.header.device and b.trace[0].t1_s != s.trace[0].t1_s
@@ -505,7 +612,12 @@ def test_a_fork_of_a_fork_and_its_own_future() -> None:
         x.run()
         consistent(x)
     assert events(b.trace) == events(s.trace) and len(c.request_ids) == 9
-    assert c.parent is b and b.parent is s and c.root is s and [x.name for x in s.tree()] == ["main", b.name, "deeper"]
+    assert (
+        c.parent is b
+        and b.parent is s
+        and c.root is s
+        and [x.name for x in s.tree()] == ["main", b.name, "deeper"]
+    )
     c.rewind(4)
     c.run()
     assert len(c.request_ids) == 8
@@ -514,12 +626,17 @@ def test_a_fork_of_a_fork_and_its_own_future() -> None:
 def test_reset() -> None:
     s = played("chunked")
     s.reset()
-    assert len(s.trace) == 0 and s.cursor == Cursor(0) and s.config.policy == "fcfs" and "mine" not in s.request_ids
+    assert (
+        len(s.trace) == 0
+        and s.cursor == Cursor(0)
+        and s.config.policy == "fcfs"
+        and "mine" not in s.request_ids
+    )
     s.step(6)
     assert events(s.trace) == events(played("chunked").trace)[:6]
 
 
-# files ------------------------------------------------------------------------------------------------------------------
+# files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
@@ -606,7 +723,7 @@ def test_a_changed_trace_is_not_believed(tmp_path: Path) -> None:
         Session.from_trace(load(tmp_path / "run.jsonl"))
 
 
-# tapes ------------------------------------------------------------------------------------------------------------------
+# tapes ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
@@ -625,15 +742,27 @@ def test_nothing_on_the_tape() -> None:
         Session.from_tape(small().trace)
 
 
-# real bookkeeping -------------------------------------------------------------------------------------------------------
+# real bookkeeping -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
 def test_no_slot_is_read_that_holds_something_else(discipline: str) -> None:
-    """On a runner that keeps what each KV slot holds: there and back again and on, with hits on blocks that were overwritten meanwhile."""
+    """On a runner that keeps what each KV slot holds: there and back again and on, with hits on blocks that
+    were overwritten meanwhile.
+    """
     probe = small(discipline=discipline, num_blocks=21)
-    s = small([*requests(6), *(RequestSpec(f"again{i}", x.prompt_token_ids, 8, arrival_step=40 + i) for i, x in enumerate(requests(6)))],
-              runner=LedgerRunner(probe.config), discipline=discipline, num_blocks=21)
+    s = small(
+        [
+            *requests(6),
+            *(
+                RequestSpec(f"again{i}", x.prompt_token_ids, 8, arrival_step=40 + i)
+                for i, x in enumerate(requests(6))
+            ),
+        ],
+        runner=LedgerRunner(probe.config),
+        discipline=discipline,
+        num_blocks=21,
+    )
     s.run()
     whole, n = events(s.trace), len(s.trace)
     assert sum(r.num_cached_tokens for r in s.state().by_index) > 0

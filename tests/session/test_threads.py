@@ -1,4 +1,6 @@
-"""Many threads on one session: changes come one at a time, lookers see a run that makes sense, and what is left goes together."""
+"""Many threads on one session: changes come one at a time, lookers see a run that makes sense, and what is
+left goes together.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,22 @@ from cbviz.session import Session, Stuck
 from cbviz.trace.trace import load
 from tests.core.fuzz import same
 
-SMALL = {"runner": "sim", "num_blocks": 25, "block_size": 4, "max_model_len": 80, "max_num_seqs": 4, "max_num_batched_tokens": 80}
+SMALL = {
+    "runner": "sim",
+    "num_blocks": 25,
+    "block_size": 4,
+    "max_model_len": 80,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 80,
+}
 EXPECTED = (ConfigError, RequestError, IndexError, KeyError, Stuck)
 
 
 def change(s: Session, draw: random.Random) -> None:
     """One random change; a wish that the run refuses is no fault."""
-    kind = draw.choice(["step", "run", "rewind", "add", "abort", "configure", "fork", "reset", "seek", "save"])
+    kind = draw.choice(
+        ["step", "run", "rewind", "add", "abort", "configure", "fork", "reset", "seek", "save"]
+    )
     try:
         if kind == "step":
             s.step(draw.randint(1, 3))
@@ -62,8 +73,13 @@ def look(s: Session) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_changes_by_many_threads_leave_state_trace_and_file_together(seed: int, tmp_path: Path) -> None:
-    specs = [RequestSpec(f"r{i}", tuple(range(100, 109 + 5 * i)), 6 + 3 * i, arrival_step=1 + 2 * i) for i in range(8)]
+def test_random_changes_by_many_threads_leave_state_trace_and_file_together(
+    seed: int, tmp_path: Path
+) -> None:
+    specs = [
+        RequestSpec(f"r{i}", tuple(range(100, 109 + 5 * i)), 6 + 3 * i, arrival_step=1 + 2 * i)
+        for i in range(8)
+    ]
     s = Session(specs, autosave=tmp_path / "run.jsonl", **SMALL)
     failed: list[BaseException] = []
     over = threading.Event()

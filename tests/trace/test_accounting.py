@@ -34,7 +34,15 @@ def test_slots_are_counted_at_the_forward_pass() -> None:
 def test_summary() -> None:
     s = summary(golden())
     assert s["tokens"] == {"total": 45, "useful": 37, "recomputed": 8, "padded": 0, "rejected": 0}
-    assert s["slots"] == {"total": 28, "used": 0, "partly_empty": 0, "reserved": 0, "cached": 20, "free": 8, "fragmented": 0}
+    assert s["slots"] == {
+        "total": 28,
+        "used": 0,
+        "partly_empty": 0,
+        "reserved": 0,
+        "cached": 20,
+        "free": 8,
+        "fragmented": 0,
+    }
     assert s["slot_steps"]["total"] == 8 * 28
     assert summary(golden(), 2)["tokens"]["total"] == 22
     assert summary(Trace())["tokens"]["total"] == 0
@@ -44,7 +52,10 @@ def test_summary() -> None:
     "fields, words",
     [
         ({"tokens": TokenAccount(9, 2, 8)}, "tokens do not add up: total 9, but useful 2"),
-        ({"tokens": TokenAccount(10, 2, 8)}, "10 tokens are accounted for, but its chunks and padding computed 9"),
+        (
+            {"tokens": TokenAccount(10, 2, 8)},
+            "10 tokens are accounted for, but its chunks and padding computed 9",
+        ),
         ({"tokens": TokenAccount(9, 9)}, "0 recomputed tokens are accounted for, its chunks say 8"),
         ({"tokens": TokenAccount(9, 0, 8, 0, 1)}, "1 rejected"),
         ({"tokens": TokenAccount(9, 0, 8, 1)}, "1 padded"),

@@ -1,4 +1,6 @@
-"""The file that a run writes as it goes: a trace that loads at every moment, whatever the disk, another writer or a signal does to it."""
+"""The file that a run writes as it goes: a trace that loads at every moment, whatever the disk, another
+writer or a signal does to it.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,23 @@ from cbviz.trace.autosave import Autosave, replacing
 from cbviz.trace.schema import TraceError
 from cbviz.trace.trace import Trace, load
 
-SMALL = {"runner": "sim", "num_blocks": 25, "block_size": 4, "max_model_len": 80, "max_num_seqs": 4, "max_num_batched_tokens": 80}
+SMALL = {
+    "runner": "sim",
+    "num_blocks": 25,
+    "block_size": 4,
+    "max_model_len": 80,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 80,
+}
 
 
 def small(num: int = 8, **changes: Any) -> Session:
-    specs = [RequestSpec(f"r{i + 1}", tuple(range(100, 109 + 5 * (i % 8))), 6 + 3 * (i % 8), arrival_step=1 + 8 * i) for i in range(num)]
+    specs = [
+        RequestSpec(
+            f"r{i + 1}", tuple(range(100, 109 + 5 * (i % 8))), 6 + 3 * (i % 8), arrival_step=1 + 8 * i
+        )
+        for i in range(num)
+    ]
     return Session(specs, **{**SMALL, **changes})
 
 
@@ -158,7 +172,13 @@ def test_what_stands_before_a_hole_loads(tmp_path: Path, where: str) -> None:
             load(tmp_path / "run.jsonl")
         return
     line = {"start": 1, "middle": 12, "zeros": 12, "missing line": 12, "twice": 12}[where]
-    changed = {"start": [b"x" + lines[line]], "middle": [lines[line][:40] + b"\n"], "zeros": [b"\0" * 4096 + lines[line]], "missing line": [], "twice": [lines[line]] * 2}
+    changed = {
+        "start": [b"x" + lines[line]],
+        "middle": [lines[line][:40] + b"\n"],
+        "zeros": [b"\0" * 4096 + lines[line]],
+        "missing line": [],
+        "twice": [lines[line]] * 2,
+    }
     lines[line : line + 1] = changed[where]
     (tmp_path / "run.jsonl").write_bytes(b"".join(lines))
     back = load(tmp_path / "run.jsonl")
@@ -170,7 +190,7 @@ def test_what_stands_before_a_hole_loads(tmp_path: Path, where: str) -> None:
     assert steps(t.trace) == steps(s.trace) and t.notes == back.header.notes
 
 
-# other writers ----------------------------------------------------------------------------------------------------------
+# other writers ----------------------------------------------------------------------------------------------
 
 
 def test_two_savers_of_one_name_leave_one_whole_file(tmp_path: Path) -> None:
@@ -206,7 +226,9 @@ def test_two_autosaves_of_one_name_never_mix(tmp_path: Path) -> None:
     assert steps(load(path)) == steps(second.trace)
 
 
-def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_the_file_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s = small()
     s.step(5)
     path = s.save(tmp_path / "run.jsonl")
@@ -252,7 +274,7 @@ def test_a_closed_file_is_written_no_more(tmp_path: Path) -> None:
     assert len(load(tmp_path / "run.jsonl")) == 4 and not s.notes
 
 
-# the end of the process -------------------------------------------------------------------------------------------------
+# the end of the process -------------------------------------------------------------------------------------
 
 CHILD = """
 import sys
@@ -286,7 +308,9 @@ def test_a_killed_process_leaves_the_run_up_to_its_last_whole_step(tmp_path: Pat
     here = str(Path(__file__).parents[2])
     for attempt in range(2):
         path = tmp_path / f"run{attempt}.jsonl"
-        child = subprocess.Popen([sys.executable, "-c", CHILD.format(here=here), str(path), what], stdout=subprocess.PIPE, cwd=here)
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD.format(here=here), str(path), what], stdout=subprocess.PIPE, cwd=here
+        )
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         time.sleep(draw.uniform(0.01, 0.4))
@@ -314,7 +338,9 @@ s = small(8, autosave={str(tmp_path / "run.jsonl")!r})
 s.run()
 print(s.done, s.notes)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.startswith("True") and "Autosave stopped after step" in done.stdout
     back = load(tmp_path / "run.jsonl")
     assert not back.header.notes and len(back) > 3 and (tmp_path / "run.jsonl").stat().st_size <= 12_345
@@ -329,7 +355,9 @@ def test_a_new_file_appears_only_when_it_is_whole(tmp_path: Path, monkeypatch: p
     before = path.read_bytes()
     seen: list[bytes] = []
     replace = os.replace
-    monkeypatch.setattr(autosave.os, "replace", lambda a, b: (seen.append(path.read_bytes()), replace(a, b))[1])
+    monkeypatch.setattr(
+        autosave.os, "replace", lambda a, b: (seen.append(path.read_bytes()), replace(a, b))[1]
+    )
     s = small(8)
     s.step(30)
     s.autosave(path)

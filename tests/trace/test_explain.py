@@ -35,8 +35,14 @@ GOLDEN = {
         "The step computed 5 tokens of 3 requests in 12 ms (modelled)",
     ],
     4: [
-        "r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 tokens, less what the cache still has",
-        "Candidates to lose their blocks for r1 (by place in the running order), first to lose first: r3 (came last), r2 (came second) and r1 (came first)",
+        (
+            "r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 "
+            "tokens, less what the cache still has"
+        ),
+        (
+            "Candidates to lose their blocks for r1 (by place in the running order), first to lose first: r3 "
+            "(came last), r2 (came second) and r1 (came first)"
+        ),
         "r3 waits: nobody is admitted in a step that preempted a request; 1 more request waits behind it",
         "r1 finished: it has its 4 tokens (max_tokens)",
         "Cached block 7 went to r1: r3 used it last, up to this step",
@@ -55,7 +61,11 @@ GOLDEN = {
         "r2 gave back 4 blocks (6, 4, 2, 1)",
         "The step computed 1 token of 1 request in 16 ms (modelled)",
     ],
-    8: ["r5 was aborted after 1 of 9 tokens", "r5 gave back 2 blocks (2, 4)", "Nothing was computed in this step"],
+    8: [
+        "r5 was aborted after 1 of 9 tokens",
+        "r5 gave back 2 blocks (2, 4)",
+        "Nothing was computed in this step",
+    ],
 }
 
 
@@ -66,13 +76,18 @@ def test_golden_steps_word_for_word(step: int) -> None:
 
 def test_chunk_cap_and_cache() -> None:
     two, six, seven = (explain(golden(), n) for n in (2, 6, 7))
-    assert "r3's prefill takes 9 of 12 tokens: 1 decode and 1 prefill took 3 of the step's budget of 12" in two
+    assert (
+        "r3's prefill takes 9 of 12 tokens: 1 decode and 1 prefill took 3 of the step's budget of 12" in two
+    )
     assert "r2 found 8 of its 10 prompt tokens in the cache (2 blocks)" in two
     assert "The prefix of r2 stopped matching at block 2: the rest does not fill a block" in two
     assert "r2 shares 2 blocks that are already there (1, 2)" in two
     assert "r3 has a seat again, 2 steps after its preemption" in six
     assert "r3 found 4 of its 13 tokens of prompt and output in the cache (1 block)" in six
-    assert "The prefix of r3 stopped matching at block 1: it was cached until step 5, when r2 took the block" in six
+    assert (
+        "The prefix of r3 stopped matching at block 1: it was cached until step 5, when r2 took the block"
+        in six
+    )
     assert "r3 computes 8 tokens again that it had before its preemption, and 1 more" in six
     assert "r4 was aborted after 0 of 5 tokens" in six
     assert "max_num_seqs was changed from 3 to 2; it holds from this step's admission on" in six
@@ -102,20 +117,42 @@ def test_a_step_is_told_without_what_came_later() -> None:
         assert explain(whole.share(step), step) == explain(whole, step)
 
 
-def run(*events: ev.Event, chunks: list[ChunkRecord] | None = None, config: dict[str, Any] | None = None, waiting: int = 0, **fields: Any) -> list[Sentence]:
+def run(
+    *events: ev.Event,
+    chunks: list[ChunkRecord] | None = None,
+    config: dict[str, Any] | None = None,
+    waiting: int = 0,
+    **fields: Any,
+) -> list[Sentence]:
     """One step after one in which a, b, c hold seats and `waiting` requests w1.. wait."""
     trace = Trace(
         TraceHeader(
             num_blocks=32,
             block_size=4,
-            config={"max_num_seqs": 3, "max_num_batched_tokens": 64, "max_model_len": 99, "policy": "sjf", "long_prefill_token_threshold": 8} | (config or {}),
+            config={
+                "max_num_seqs": 3,
+                "max_num_batched_tokens": 64,
+                "max_model_len": 99,
+                "policy": "sjf",
+                "long_prefill_token_threshold": 8,
+            }
+            | (config or {}),
         )
     )
     arrivals: list[ev.Event] = []
     for i, rid in enumerate(("a", "b", "c")):
-        arrivals += [ev.Arrived(rid, 0, 9, 20), ev.Admitted(rid, False, 0, 0, i), ev.Allocated(rid, [3 * i + 1, 3 * i + 2, 3 * i + 3]), ev.Scheduled(rid, 0, 9, wanted=9)]
+        arrivals += [
+            ev.Arrived(rid, 0, 9, 20),
+            ev.Admitted(rid, False, 0, 0, i),
+            ev.Allocated(rid, [3 * i + 1, 3 * i + 2, 3 * i + 3]),
+            ev.Scheduled(rid, 0, 9, wanted=9),
+        ]
     arrivals += [ev.Arrived(f"w{i + 1}", i, 9, 20) for i in range(waiting)]
-    trace.append(StepRecord(1, 0.0, 1.0, "measured", [ChunkRecord(rid, 0, 9, "prefill") for rid in ("a", "b", "c")], arrivals))
+    trace.append(
+        StepRecord(
+            1, 0.0, 1.0, "measured", [ChunkRecord(rid, 0, 9, "prefill") for rid in ("a", "b", "c")], arrivals
+        )
+    )
     trace.append(StepRecord(2, 1.0, 2.5, "measured", chunks or [], list(events), **fields))
     return explain(trace, 2)
 
@@ -130,12 +167,35 @@ WAITS = {
     ("batch", 0, 1): "w1 waits: the last batch has not ended, 1 request of it is still running",
     ("preempted", 0, 0): "w1 waits: nobody is admitted in a step that preempted a request",
     ("decode-step", 0, 0): "w1 waits: this step only decodes",
-    ("watermark", 4, 2): "w1 waits: it needs 4 blocks, and 2 are free above the watermark that an admission leaves",
+    (
+        "watermark",
+        4,
+        2,
+    ): "w1 waits: it needs 4 blocks, and 2 are free above the watermark that an admission leaves",
     ("reserve", 10, 4): "w1 waits: 10 blocks must be set aside for its prompt and longest output, 4 are free",
-    ("fragments", 9, 4): "w1 waits: it needs 9 blocks side by side for its prompt and longest output; enough are free, but the longest free run has 4 (external fragmentation)",
-    ("guarantee", 9, 4): "w1 waits: with it, the prompts and longest outputs of all would need 9 more blocks, 4 are free",
-    ("estimate", 9, 1): "w1 waits: with it, what is still expected of all would need 9 more blocks, 1 is free",
-    ("degraded", 0, 1): "w1 waits: under overload the batch class goes one at a time, 1 request of it is running",
+    (
+        "fragments",
+        9,
+        4,
+    ): (
+        "w1 waits: it needs 9 blocks side by side for its prompt and longest output; enough are free, but "
+        "the longest free run has 4 (external fragmentation)"
+    ),
+    (
+        "guarantee",
+        9,
+        4,
+    ): "w1 waits: with it, the prompts and longest outputs of all would need 9 more blocks, 4 are free",
+    (
+        "estimate",
+        9,
+        1,
+    ): "w1 waits: with it, what is still expected of all would need 9 more blocks, 1 is free",
+    (
+        "degraded",
+        0,
+        1,
+    ): "w1 waits: under overload the batch class goes one at a time, 1 request of it is running",
     ("policy", 0, 0): "w1 waits: policy sjf does not admit it now",
 }
 
@@ -147,18 +207,46 @@ def test_reasons_to_wait(case: tuple[str, int, int]) -> None:
 
 def test_a_wait_that_goes_on_is_told_at_every_step_with_those_behind() -> None:
     trace = Trace(TraceHeader(num_blocks=8))
-    trace.append(StepRecord(1, 0.0, 1.0, "measured", [], [ev.Arrived("x", 0, 4, 4), ev.Arrived("y", 1, 4, 4), ev.Arrived("z", 2, 4, 4), ev.NotAdmitted("x", "blocks", 4, 2)]))
+    trace.append(
+        StepRecord(
+            1,
+            0.0,
+            1.0,
+            "measured",
+            [],
+            [
+                ev.Arrived("x", 0, 4, 4),
+                ev.Arrived("y", 1, 4, 4),
+                ev.Arrived("z", 2, 4, 4),
+                ev.NotAdmitted("x", "blocks", 4, 2),
+            ],
+        )
+    )
     trace.append(StepRecord(2, 1.0, 2.0, "measured", [], []))
     assert explain(trace, 1)[0] == "x waits: it needs 4 blocks, 2 are free; 2 more requests wait behind it"
-    assert explain(trace, 2)[0] == "x still waits: it needs 4 blocks, 2 are free; 2 more requests wait behind it"
+    assert (
+        explain(trace, 2)[0] == "x still waits: it needs 4 blocks, 2 are free; 2 more requests wait behind it"
+    )
 
 
 MISSES = {
-    ("new", 6): "The prefix of a stopped matching at block 6: this content was never seen, or is forgotten by now",
+    (
+        "new",
+        6,
+    ): "The prefix of a stopped matching at block 6: this content was never seen, or is forgotten by now",
     ("new", 0): "a found nothing in the cache: its first block was never seen, or is forgotten by now",
-    ("last-token", 2): "The prefix of a stopped matching at block 2: all of it is cached, but one token must be computed to get logits",
+    (
+        "last-token",
+        2,
+    ): (
+        "The prefix of a stopped matching at block 2: all of it is cached, but one token must be computed "
+        "to get logits"
+    ),
     ("partial", 2): "The prefix of a stopped matching at block 2: the rest does not fill a block",
-    ("window", 3): "The prefix of a stopped matching at block 3: the cached blocks do not cover its attention window",
+    (
+        "window",
+        3,
+    ): "The prefix of a stopped matching at block 3: the cached blocks do not cover its attention window",
     ("evicted", 3): "The prefix of a stopped matching at block 3: it was cached and evicted",
 }
 
@@ -182,7 +270,12 @@ FINISHES = {
 @pytest.mark.parametrize("reason", FINISHES)
 def test_ends(reason: str) -> None:
     assert FINISHES.keys() == ENDS.keys()
-    said = run(ev.Scheduled("a", 9, 1), ev.Sampled("a", [7]), ev.Finished("a", reason, 2 if reason == "stop" else -1), chunks=[ChunkRecord("a", 9, 1, "decode")])
+    said = run(
+        ev.Scheduled("a", 9, 1),
+        ev.Sampled("a", [7]),
+        ev.Finished("a", reason, 2 if reason == "stop" else -1),
+        chunks=[ChunkRecord("a", 9, 1, "decode")],
+    )
     assert said[0] == FINISHES[reason]
 
 
@@ -195,37 +288,86 @@ CAPS = {
 
 @pytest.mark.parametrize("cap", CAPS)
 def test_caps(cap: str) -> None:
-    assert run(ev.Scheduled("a", 9, 5, wanted=40, cap=cap), chunks=[ChunkRecord("a", 9, 5, "prefill")])[0] == CAPS[cap]
+    assert (
+        run(ev.Scheduled("a", 9, 5, wanted=40, cap=cap), chunks=[ChunkRecord("a", 9, 5, "prefill")])[0]
+        == CAPS[cap]
+    )
 
 
 OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
     (
         [ev.Preempted("a", "a", "last", 1, [1], [("a", "")], 0, 2, 1)],
         {},
-        "a, last to arrive, was preempted for want of blocks: it needs 2 blocks, 1 is free; it will recompute 1 token",
+        (
+            "a, last to arrive, was preempted for want of blocks: it needs 2 blocks, 1 is free; it will "
+            "recompute 1 token"
+        ),
     ),
-    ([ev.Preempted("a", "b", "coin", 5, [1], [], 0, 1, 0)], {}, "a, chosen by the rule 'coin', was preempted for b: b needs 1 block, 0 are free; a will recompute 5 tokens"),
+    (
+        [ev.Preempted("a", "b", "coin", 5, [1], [], 0, 1, 0)],
+        {},
+        (
+            "a, chosen by the rule 'coin', was preempted for b: b needs 1 block, 0 are free; a will "
+            "recompute "
+            "5 tokens"
+        ),
+    ),
     ([ev.Scheduled("a", 9, 1), ev.Unscheduled("a")], {}, "a had a share of this step; it was taken back"),
-    ([ev.Starving("w1", 8, 30, 4, 2)], {"waiting": 1}, "w1 is starving: 8 later requests were admitted in its 30 steps of waiting; its admission would take 4 blocks, 2 are free"),
-    ([ev.Skipped("a", "budget"), ev.Skipped("b", "budget")], {}, "a and b get no token in this step: the step's token budget is used up"),
+    (
+        [ev.Starving("w1", 8, 30, 4, 2)],
+        {"waiting": 1},
+        (
+            "w1 is starving: 8 later requests were admitted in its 30 steps of waiting; its admission would "
+            "take 4 blocks, 2 are free"
+        ),
+    ),
+    (
+        [ev.Skipped("a", "budget"), ev.Skipped("b", "budget")],
+        {},
+        "a and b get no token in this step: the step's token budget is used up",
+    ),
     ([ev.Skipped("a", "blocks")], {}, "a gets no token in this step: the preemption ended the round"),
     ([ev.Skipped("a", "prefill-step")], {}, "a gets no token in this step: a step of prefills goes first"),
     ([ev.Skipped("a", "max_model_len")], {}, "a gets no token in this step: max_model_len is reached"),
-    ([ev.Resized(6, [(6, 2)], [3])], {}, "The pool has 5 blocks to give out from here on; 1 block in use beyond its end moved: 6 to 2; 1 cached block can no longer be found"),
+    (
+        [ev.Resized(6, [(6, 2)], [3])],
+        {},
+        (
+            "The pool has 5 blocks to give out from here on; 1 block in use beyond its end moved: 6 to 2; 1 "
+            "cached block can no longer be found"
+        ),
+    ),
     ([ev.Reordered(["w2", "w1"])], {"waiting": 2}, "The policy put the queue into another order: w2 and w1"),
     ([ev.OutOfWindow("a", [1, 2], 0)], {}, "a gave back 2 blocks left of its attention window (1, 2)"),
     ([ev.Shared("a", [0, 5])], {}, "a shares 1 block that is already there (5)"),
     ([ev.Finished("a", "length"), ev.SeatHeld("a", 0)], {}, "a keeps its seat until the batch ends"),
-    ([ev.Finished("a", "length"), ev.SeatHeld("a", 0), ev.Finished("b", "length"), ev.SeatHeld("b", 1), ev.SeatsFreed(["a", "b"])], {}, "The batch ended: 2 seats are free again"),
+    (
+        [
+            ev.Finished("a", "length"),
+            ev.SeatHeld("a", 0),
+            ev.Finished("b", "length"),
+            ev.SeatHeld("b", 1),
+            ev.SeatsFreed(["a", "b"]),
+        ],
+        {},
+        "The batch ended: 2 seats are free again",
+    ),
     (
         [ev.Scheduled("a", 9, 4, 3), ev.Sampled("a", [1, 2], 2)],
         {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
-        "a proposed 3 drafts, 1 accepted, 2 are thrown away: the model chose another token; it got 2 tokens in one step",
+        (
+            "a proposed 3 drafts, 1 accepted, 2 are thrown away: the model chose another token; it got 2 "
+            "tokens in one step"
+        ),
     ),
     (
         [ev.Scheduled("a", 9, 4, 3), ev.Sampled("a", [1], 3)],
         {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
-        "a proposed 3 drafts, none accepted, 3 are thrown away: the model chose another token at once; it got 1 token in one step",
+        (
+            "a proposed 3 drafts, none accepted, 3 are thrown away: the model chose another token at once; "
+            "it "
+            "got 1 token in one step"
+        ),
     ),
     (
         [ev.Scheduled("a", 9, 3, 2), ev.Sampled("a", [1, 2, 3])],
@@ -237,35 +379,86 @@ OTHERS: list[tuple[list[ev.Event], dict[str, Any], str]] = [
         {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
         "a proposed 3 drafts, 1 accepted, 2 are thrown away: it has ended; it got 1 token in one step",
     ),
-    ([ev.Proposed("a", [1, 2], "ngram"), ev.Proposed("b", [5], "ngram")], {}, "ngram proposes 3 drafts for a and b, to be checked in their next step"),
+    (
+        [ev.Proposed("a", [1, 2], "ngram"), ev.Proposed("b", [5], "ngram")],
+        {},
+        "ngram proposes 3 drafts for a and b, to be checked in their next step",
+    ),
     (
         [ev.Scheduled("a", 9, 4, 3, draft_padding=True)],
         {"chunks": [ChunkRecord("a", 9, 4, "prefill", num_draft=3)]},
         "a has one token to compute and is made as long as the decodes, with 3 drafts that stand for nothing",
     ),
-    ([ev.Scheduled("a", 9, 4, 3)], {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]}, "a decodes one token and checks 3 drafts"),
+    (
+        [ev.Scheduled("a", 9, 4, 3)],
+        {"chunks": [ChunkRecord("a", 9, 4, "decode", num_draft=3)]},
+        "a decodes one token and checks 3 drafts",
+    ),
     (
         [ev.Scheduled("a", 9, 1, padding=True)],
         {"chunks": [ChunkRecord("a", 9, 1, "decode", padding=True)]},
         "a is finished and computed on, the result thrown away: the batch has not ended",
     ),
-    ([], {"num_padding_tokens": 12, "chunks": [ChunkRecord("a", 9, 4, "prefill")]}, "12 tokens are computed only to bring the prompts to one length"),
-    ([ev.Evicted(20, "a", "b", 3), ev.Evicted(21, "c", "b", 3)], {}, "2 cached blocks went to b (20, 21): what a and c left there can no longer be found"),
+    (
+        [],
+        {"num_padding_tokens": 12, "chunks": [ChunkRecord("a", 9, 4, "prefill")]},
+        "12 tokens are computed only to bring the prompts to one length",
+    ),
+    (
+        [ev.Evicted(20, "a", "b", 3), ev.Evicted(21, "c", "b", 3)],
+        {},
+        "2 cached blocks went to b (20, 21): what a and c left there can no longer be found",
+    ),
     ([ev.Arrived(f"n{i}", i, 5, 5) for i in range(5)], {}, "5 requests arrived: n0, n1, n2, n3 and n4"),
-    ([ev.Allocated("a", [20]), ev.Allocated("b", [21]), ev.Allocated("c", [22, 23])], {}, "a and b take 1 new block each"),
-    ([ev.SwappedOut("a", [3, 4], [0, 1], 30)], {}, "a was swapped out: 2 blocks (30 tokens) to the host; it comes back when 2 blocks are free at once"),
+    (
+        [ev.Allocated("a", [20]), ev.Allocated("b", [21]), ev.Allocated("c", [22, 23])],
+        {},
+        "a and b take 1 new block each",
+    ),
+    (
+        [ev.SwappedOut("a", [3, 4], [0, 1], 30)],
+        {},
+        "a was swapped out: 2 blocks (30 tokens) to the host; it comes back when 2 blocks are free at once",
+    ),
     (
         [ev.SwappedIn("a", [5], [1], 1)],
         {},
-        "a was swapped in: 1 block from the host; 1 block is still here, in the prefix cache; nothing is computed again",
+        (
+            "a was swapped in: 1 block from the host; 1 block is still here, in the prefix cache; nothing is "
+            "computed again"
+        ),
     ),
-    ([ev.Allocated("a", [2, 3]), ev.Copied("a", 3, 4, 1)], {}, "a copied block 3 to 4 before writing: others hold block 3 too (copy-on-write)"),
-    ([ev.Forked("a", ["a.1"], [3, 4], 30)], {}, "a goes on as 2 sequences (a and a.1): they share 2 blocks of its prompt, computed once; 2 blocks saved"),
+    (
+        [ev.Allocated("a", [2, 3]), ev.Copied("a", 3, 4, 1)],
+        {},
+        "a copied block 3 to 4 before writing: others hold block 3 too (copy-on-write)",
+    ),
+    (
+        [ev.Forked("a", ["a.1"], [3, 4], 30)],
+        {},
+        (
+            "a goes on as 2 sequences (a and a.1): they share 2 blocks of its prompt, computed once; 2 "
+            "blocks "
+            "saved"
+        ),
+    ),
     ([ev.Scored("a", [5, 6], [-0.5, -1.0])], {}, "Beam a has its 2 candidates and waits for the other beams"),
-    ([ev.BeamStep("a", ["a", "b"], [0, 0], [5, 6], [-0.5, -1.0])], {}, "Beams of a: each takes another of a's best first tokens; best log-probability -0.50, worst -1.00"),
-    ([ev.BeamsEnded("a", ["a", "b"], [[5], [6]], [-0.5, -1.0])], {}, "Beam search of a ended with 2 hypotheses, a's the best; scores -0.50 (best) to -1.00"),
+    (
+        [ev.BeamStep("a", ["a", "b"], [0, 0], [5, 6], [-0.5, -1.0])],
+        {},
+        "Beams of a: each takes another of a's best first tokens; best log-probability -0.50, worst -1.00",
+    ),
+    (
+        [ev.BeamsEnded("a", ["a", "b"], [[5], [6]], [-0.5, -1.0])],
+        {},
+        "Beam search of a ended with 2 hypotheses, a's the best; scores -0.50 (best) to -1.00",
+    ),
     ([ev.HostFreed("a", [0, 1])], {}, "a ended while it was swapped out: 2 host blocks are free"),
-    ([ev.Executed()], {"chunks": [ChunkRecord("a", 9, 1, "decode")]}, "The step computed 1 token of 1 request in 1.5 s (measured)"),
+    (
+        [ev.Executed()],
+        {"chunks": [ChunkRecord("a", 9, 1, "decode")]},
+        "The step computed 1 token of 1 request in 1.5 s (measured)",
+    ),
     ([], {"chunks": [ChunkRecord(x, 9, 1, "decode") for x in "abc"]}, "a, b and c decode one token each"),
 ]
 
@@ -279,12 +472,18 @@ def test_every_other_event(case: int) -> None:
 def test_victim_rules_have_words() -> None:
     from cbviz.core.policy import VICTIMS
 
-    assert set(RULES) == {*VICTIMS, "rank", "idle-beam"} - {"policy"}  # `policy` is resolved to `rank` or `last` before it is written
+    assert set(RULES) == {*VICTIMS, "rank", "idle-beam"} - {
+        "policy"
+    }  # `policy` is resolved to `rank` or `last` before it is written
 
 
 def test_every_event_type_is_told() -> None:
-    """A step with an event leaves a sentence that a step without it does not have; Executed is the sum at the end."""
-    tried = {type(e) for r in golden() for e in r.events} | {type(e) for events, _, _ in OTHERS for e in events}
+    """A step with an event leaves a sentence that a step without it does not have; Executed is the sum at the
+    end.
+    """
+    tried = {type(e) for r in golden() for e in r.events} | {
+        type(e) for events, _, _ in OTHERS for e in events
+    }
     assert tried == set(ev.AnyEvent.__args__)
 
 
@@ -299,12 +498,28 @@ def test_many_at_once_are_one_sentence() -> None:
             1.0,
             "measured",
             [ChunkRecord(r, 0, 2, "prefill") for r in ids],
-            [*(ev.Arrived(r, i, 2, 5) for i, r in enumerate(ids)), *(ev.Admitted(r, False, 0, 0, i) for i, r in enumerate(ids)), *(ev.Sampled(r, [1]) for r in ids)],
+            [
+                *(ev.Arrived(r, i, 2, 5) for i, r in enumerate(ids)),
+                *(ev.Admitted(r, False, 0, 0, i) for i, r in enumerate(ids)),
+                *(ev.Sampled(r, [1]) for r in ids),
+            ],
             arrivals=specs,
         )
     )
-    trace.append(StepRecord(2, 1.0, 2.0, "measured", [ChunkRecord(r, 2, 1, "decode") for r in ids], [ev.Executed(), *(ev.Sampled(r, [1]) for r in ids)]))
-    assert explain(trace, 2) == ["8 requests decode one token each", "The step computed 8 tokens of 8 requests in 1 s (measured)"]
+    trace.append(
+        StepRecord(
+            2,
+            1.0,
+            2.0,
+            "measured",
+            [ChunkRecord(r, 2, 1, "decode") for r in ids],
+            [ev.Executed(), *(ev.Sampled(r, [1]) for r in ids)],
+        )
+    )
+    assert explain(trace, 2) == [
+        "8 requests decode one token each",
+        "The step computed 8 tokens of 8 requests in 1 s (measured)",
+    ]
     assert "8 requests got a seat at once: q0, q1, q2, q3, q4, q5, q6 and q7" in explain(trace, 1)
 
 
@@ -342,7 +557,19 @@ def written(*methods: str) -> set[str]:
 
 def test_every_reason_to_wait_has_words_of_its_own() -> None:
     reasons = documented(ev.NotAdmitted) | written("_wait")
-    assert {"seats", "blocks", "budget", "batch", "preempted", "watermark", "reserve", "guarantee", "estimate", "degraded", "policy"} <= reasons
+    assert {
+        "seats",
+        "blocks",
+        "budget",
+        "batch",
+        "preempted",
+        "watermark",
+        "reserve",
+        "guarantee",
+        "estimate",
+        "degraded",
+        "policy",
+    } <= reasons
     for reason in reasons:
         said = run(ev.NotAdmitted("w1", reason, 4, 2), waiting=1)[0]
         assert said != f"w1 waits: {reason}" and said.startswith("w1 waits: "), reason
@@ -358,27 +585,49 @@ def test_every_end_and_every_skip_has_words() -> None:
 
 
 def test_every_event_alone_has_words() -> None:
-    """A cursor inside a step can tell each event: of the golden run, of real runs of all disciplines, and of every type that there is."""
+    """A cursor inside a step can tell each event: of the golden run, of real runs of all disciplines, and of
+    every type that there is.
+    """
     from cbviz.config import DISCIPLINES
     from cbviz.trace.explain import explain_event
     from tests.runs import run as simulate
 
-    traces = [golden(), *(simulate(discipline=d, num_blocks=22) for d in DISCIPLINES), simulate(sliding_window=8)]
+    traces = [
+        golden(),
+        *(simulate(discipline=d, num_blocks=22) for d in DISCIPLINES),
+        simulate(sliding_window=8),
+    ]
     told: dict[type, str] = {}
     for trace in traces:
         for record in trace:
             for i, e in enumerate(record.events):
                 s = explain_event(trace, record, i)
-                assert s and s.kind in KINDS and (not getattr(e, "request_id", "") or e.request_id in s or isinstance(e, ev.SeatHeld))
+                assert (
+                    s
+                    and s.kind in KINDS
+                    and (not getattr(e, "request_id", "") or e.request_id in s or isinstance(e, ev.SeatHeld))
+                )
                 told[type(e)] = s
     for events, fields, _ in OTHERS:
         for e in events:
             if type(e) not in told:
                 trace = Trace(TraceHeader(num_blocks=32, block_size=4, config={"max_num_seqs": 3}))
-                first: list[ev.Event] = [ev.Arrived(rid, i, 9, 20) for i, rid in enumerate(("a", "b", "c", "w1", "w2"))]
+                first: list[ev.Event] = [
+                    ev.Arrived(rid, i, 9, 20) for i, rid in enumerate(("a", "b", "c", "w1", "w2"))
+                ]
                 first += [ev.Admitted(rid, False, 0, 0, i) for i, rid in enumerate(("a", "b", "c"))]
                 trace.append(StepRecord(1, 0.0, 1.0, "measured", [], first))
-                trace.append(StepRecord(2, 1.0, 2.0, "measured", [], list(events), **{k: v for k, v in fields.items() if k == "chunks"}))
+                trace.append(
+                    StepRecord(
+                        2,
+                        1.0,
+                        2.0,
+                        "measured",
+                        [],
+                        list(events),
+                        **{k: v for k, v in fields.items() if k == "chunks"},
+                    )
+                )
                 told[type(e)] = explain_event(trace, trace.record(2), events.index(e))
     assert set(told) == set(ev.AnyEvent.__args__)
     with pytest.raises(IndexError):
@@ -391,7 +640,10 @@ def test_a_step_event_by_event() -> None:
     trace = golden()
     record = trace.record(4)
     assert [explain_event(trace, record, i) for i in range(9)] == [
-        "r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 tokens, less what the cache still has",
+        (
+            "r3, last to arrive, was preempted for r1: r1 needs 1 block, 0 are free; r3 will recompute 12 "
+            "tokens, less what the cache still has"
+        ),
         "Cached block 7 went to r1: r3 used it last, up to this step",
         "r1 takes 1 new block (7)",
         "r1 takes 1 token of this step, position 12",

@@ -1,4 +1,6 @@
-"""Figures make sense in any run, at every step: no duration is negative, counts add up, a request's sequences share its arrival."""
+"""Figures make sense in any run, at every step: no duration is negative, counts add up, a request's sequences
+share its arrival.
+"""
 
 from __future__ import annotations
 
@@ -216,8 +218,14 @@ def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
 
 
 def test_seats_that_are_taken_away_still_count_while_they_are_held() -> None:
-    """Four requests run when the seats become two. They keep theirs, so the batch uses four of four, not four of two."""
-    specs = [RequestSpec(f"r{i}", (1, 2, 3, i), 30, arrival_step=1, sampling=Sampling(ignore_eos=True)) for i in range(4)]
+    """Four requests run when the seats become two.
+
+    They keep theirs, so the batch uses four of four, not four of two.
+    """
+    specs = [
+        RequestSpec(f"r{i}", (1, 2, 3, i), 30, arrival_step=1, sampling=Sampling(ignore_eos=True))
+        for i in range(4)
+    ]
     s = Session(specs, runner="sim", max_num_seqs=4)
     s.step(5)
     s.configure(max_num_seqs=2)

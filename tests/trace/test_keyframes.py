@@ -1,4 +1,6 @@
-"""Kept states and keyframes stay below a limit together, however long the queue; seeking and rewinding find the same state with fewer of them."""
+"""Kept states and keyframes stay below a limit together, however long the queue; seeking and rewinding find
+the same state with fewer of them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from cbviz.trace.keyframes import Spacing
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.integers(1, 5000))
 def test_the_total_stays_below_the_limit(sizes: list[int], most: int) -> None:
-    """Given copies of any sizes, when they are offered one after the other, then all kept together are below the limit or there is one; none kept is off the spacing."""
+    """Given copies of any sizes, when they are offered one after the other, then all kept together are below
+    the limit or there is one; none kept is off the spacing.
+    """
     spacing, kept = Spacing(most), set()
     for n, size in enumerate(sizes, 1):
         step = 100 * n
@@ -34,7 +38,9 @@ def long_queue(num: int) -> list[RequestSpec]:
 
 
 def test_a_long_queue_keeps_few_large_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a queue whose states pass the limit, when the run is long, then they stand further apart, and seeking and rewinding still find every state."""
+    """Given a queue whose states pass the limit, when the run is long, then they stand further apart, and
+    seeking and rewinding still find every state.
+    """
     plain = Session(long_queue(60), runner="sim", max_num_seqs=2)
     plain.run()
     monkeypatch.setattr("cbviz.trace.trace.MOST_STATE_NUMBERS", 8000)
@@ -55,7 +61,9 @@ def test_a_long_queue_keeps_few_large_states(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_run_that_is_only_run_to_its_end_keeps_nothing(tmp_path: Path) -> None:
-    """Given a run that asks for no keyframes, then none is made, none is in its file, and it can be taken up all the same."""
+    """Given a run that asks for no keyframes, then none is made, none is in its file, and it can be taken up
+    all the same.
+    """
     s = Session(long_queue(20), runner="sim", max_num_seqs=2)
     s.trace.keyframes = False
     s.run()

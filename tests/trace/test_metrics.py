@@ -19,7 +19,14 @@ def test_figures_of_the_golden_run() -> None:
     near = lambda x: pytest.approx(x, rel=1e-12)  # noqa: E731
     assert m["makespan_s"] == near(0.110)
     assert m["busy_s"] == near(0.082)
-    assert (m["num_steps"], m["num_requests"], m["num_finished"], m["num_aborted"], m["num_refused"], m["num_unfinished"]) == (8, 6, 3, 2, 1, 0)
+    assert (
+        m["num_steps"],
+        m["num_requests"],
+        m["num_finished"],
+        m["num_aborted"],
+        m["num_refused"],
+        m["num_unfinished"],
+    ) == (8, 6, 3, 2, 1, 0)
     assert m["num_sequences"] == 6
     assert (m["num_running"], m["num_waiting"]) == (0, 0)
     assert m["output_tokens"] == 4 + 4 + 2 + 1
@@ -59,7 +66,13 @@ def test_figures_of_the_golden_run() -> None:
 
 def test_up_to_a_cursor_nothing_later_is_counted() -> None:
     m = metrics(golden(), Cursor(3))
-    assert (m["num_steps"], m["num_running"], m["num_waiting"], m["num_finished"], m["output_tokens"]) == (3, 3, 1, 0, 6)
+    assert (m["num_steps"], m["num_running"], m["num_waiting"], m["num_finished"], m["output_tokens"]) == (
+        3,
+        3,
+        1,
+        0,
+        6,
+    )
     assert m["mean_e2e_s"] is None and m["mean_ttft_s"] == pytest.approx((0.010 + 0.015 + 0.024) / 3)
     assert metrics(golden(), Cursor(4, 3))["num_steps"] == 3
 
@@ -75,13 +88,22 @@ def test_one_row_a_request() -> None:
     assert latencies(golden())["ttft_s"] == pytest.approx([0.010, 0.015, 0.024])
 
 
-@pytest.mark.parametrize("trace", [Trace(), Trace(TraceHeader(num_blocks=8)), Trace(TraceHeader(capabilities=["schedule"]))])
+@pytest.mark.parametrize(
+    "trace", [Trace(), Trace(TraceHeader(num_blocks=8)), Trace(TraceHeader(capabilities=["schedule"]))]
+)
 def test_an_empty_trace_has_zeros_and_none(trace: Trace) -> None:
     m = metrics(trace)
     json.dumps(m, allow_nan=False)
     assert set(METRICS) < set(m)
     assert m["num_steps"] == m["output_tokens"] == m["num_preemptions"] == 0
-    assert m["mean_ttft_s"] is m["p99_ttft_s"] is m["output_throughput"] is m["batch_utilisation"] is m["kv_usage_mean"] is None
+    assert (
+        m["mean_ttft_s"]
+        is m["p99_ttft_s"]
+        is m["output_throughput"]
+        is m["batch_utilisation"]
+        is m["kv_usage_mean"]
+        is None
+    )
     assert format_metrics(m)
     assert request_metrics(trace) == []
 
@@ -105,7 +127,10 @@ def test_every_definition_is_listed() -> None:
     assert list(metrics(golden()))[: len(METRICS)] == list(METRICS)
 
 
-@pytest.mark.parametrize("values, share, want", [([], 0.5, None), ([3.0], 0.99, 3.0), ([1, 2, 3, 4], 0.5, 2.5), ([4, 1, 3, 2], 1.0, 4), ([1, 2], 0.0, 1)])
+@pytest.mark.parametrize(
+    "values, share, want",
+    [([], 0.5, None), ([3.0], 0.99, 3.0), ([1, 2, 3, 4], 0.5, 2.5), ([4, 1, 3, 2], 1.0, 4), ([1, 2], 0.0, 1)],
+)
 def test_percentile(values: list[float], share: float, want: float | None) -> None:
     assert percentile(values, share) == want
 
@@ -127,11 +152,20 @@ def test_kv_usage_from_gauges_where_slots_were_not_counted() -> None:
 
 
 def test_figures_are_written_with_units() -> None:
-    assert (seconds(1.5), seconds(0.0123), seconds(4.56e-6), seconds(1234.5), seconds(0)) == ("1.5 s", "12.3 ms", "4.56 µs", "1,234.5 s", "0 µs")
+    assert (seconds(1.5), seconds(0.0123), seconds(4.56e-6), seconds(1234.5), seconds(0)) == (
+        "1.5 s",
+        "12.3 ms",
+        "4.56 µs",
+        "1,234.5 s",
+        "0 µs",
+    )
     assert format_value("batch_utilisation", 0.814) == "81.4 %"
     assert format_value("output_tokens", 2160) == "2,160 tokens"
     assert format_value("mean_ttft_s", None) == "-"
     text = format_metrics(metrics(golden()))
     assert "output_throughput" in text and "100.0 tokens/s" in text
-    assert text.splitlines()[-1] == "times are modelled (a device of 1 GB/s and 1 GFLOP/s): lower bounds, not a measurement"
+    assert (
+        text.splitlines()[-1]
+        == "times are modelled (a device of 1 GB/s and 1 GFLOP/s): lower bounds, not a measurement"
+    )
     assert whose_time({"clock": "measured", "device": ""}) == "times are measured"

@@ -1,4 +1,6 @@
-"""Contiguous memory beside the run's own: figures worked out on paper, slots that sum exactly, allocators that never hand a slot out twice."""
+"""Contiguous memory beside the run's own: figures worked out on paper, slots that sum exactly, allocators
+that never hand a slot out twice.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,36 @@ from tests.runs import run, specs
 
 
 def test_the_golden_run_on_paper() -> None:
-    """28 slots, max_model_len 28. r1: 10 + 4 = 14 slots, 13 of them used in the end; r2: 10 + 8 = 18, 13 used (it stops); r3: 12 + 2 = 14, 13 used."""
+    """28 slots, max_model_len 28. r1: 10 + 4 = 14 slots, 13 of them used in the end; r2: 10 + 8 = 18, 13 used
+    (it stops); r3: 12 + 2 = 14, 13 used.
+    """
     r = reservation(golden())
     assert r.total_slots == 28 and list(r.steps) == ["max_model_len", "exact", "buddy", "paged"]
-    assert r.steps["max_model_len"][:2] == [Held(10, 3, 15, 0, 0, 1, 1), Held(11, 2, 15, 0, 0, 1, 3)]  # one request takes all 28
+    assert r.steps["max_model_len"][:2] == [
+        Held(10, 3, 15, 0, 0, 1, 1),
+        Held(11, 2, 15, 0, 0, 1, 3),
+    ]  # one request takes all 28
     assert r.steps["exact"][0] == Held(10, 3, 1, 0, 14, 1, 1)
-    assert r.steps["exact"][1] == Held(11, 2, 1, 14, 0, 1, 3)  # 14 are left, and r2 wants 18: r3, behind it, waits too
+    assert r.steps["exact"][1] == Held(
+        11, 2, 1, 14, 0, 1, 3
+    )  # 14 are left, and r2 wants 18: r3, behind it, waits too
     assert r.steps["exact"][4] == Held(13, 0, 5, 0, 10, 1, 1)  # r2 alone, which was placed when r1 had gone
-    assert r.steps["buddy"][0] == Held(10, 3, 3, 0, 12, 1, 1)  # 16 of an arena of 16; arenas of 8 and 4 are free
+    assert r.steps["buddy"][0] == Held(
+        10, 3, 3, 0, 12, 1, 1
+    )  # 16 of an arena of 16; arenas of 8 and 4 are free
     assert r.steps["buddy"][4] == Held(0, 0, 0, 28, 0, 0, 1)  # 18 become 32, more than there is
     assert r.steps["paged"][1] == Held(22, 0, 6, 0, 0, 3, 3)
-    assert r.placed["max_model_len"] == pytest.approx(7 / 12) and r.placed["buddy"] == pytest.approx(6 / 12) and r.placed["paged"] == 1
+    assert (
+        r.placed["max_model_len"] == pytest.approx(7 / 12)
+        and r.placed["buddy"] == pytest.approx(6 / 12)
+        and r.placed["paged"] == 1
+    )
     assert r.shares["max_model_len"]["used"] == pytest.approx((10 + 11 + 12 + 13 + 13 + 13 + 6) / 7 / 28)
-    assert r.sentences[0] == ("One piece of max_model_len slots a request, first fit: 39.8 % of the pool held tokens (3.1 % reserved for later, 57.1 % never used); "
-                              "58 % of the running requests would have had room")
+    assert r.sentences[0] == (
+        "One piece of max_model_len slots a request, first fit: 39.8 % of the pool held tokens (3.1 % "
+        "reserved for later, 57.1 % never used); "
+        "58 % of the running requests would have had room"
+    )
     assert "in the empty rest of blocks" in r.sentences[3]
     assert json.loads(json.dumps(r.to_dict(), allow_nan=False))["assumptions"] == list(ASSUMPTIONS)
 
@@ -46,14 +64,22 @@ def test_slots_sum_exactly(discipline: str) -> None:
             assert min(x) >= 0 and x.num_placed <= x.num_running
             assert x.external == 0 or x.num_placed < x.num_running
         assert sum(r.shares[name].values()) == pytest.approx(1)
-    assert all(x.reserved + x.used <= y.reserved + y.used or x.num_placed <= y.num_placed for x, y in zip(r.steps["max_model_len"], r.steps["exact"]))
+    assert all(
+        x.reserved + x.used <= y.reserved + y.used or x.num_placed <= y.num_placed
+        for x, y in zip(r.steps["max_model_len"], r.steps["exact"])
+    )
 
 
 def test_a_large_pool_places_everybody_and_then_only_the_sizes_differ() -> None:
     r = reservation(run(specs(12), num_blocks=400))
     for least, most in (("exact", "buddy"), ("exact", "max_model_len")):
         for x, y in zip(r.steps[least], r.steps[most]):
-            assert x.num_placed == y.num_placed == x.num_running and x[:2] == y[:2] and x.internal <= y.internal and x.external == y.external == 0
+            assert (
+                x.num_placed == y.num_placed == x.num_running
+                and x[:2] == y[:2]
+                and x.internal <= y.internal
+                and x.external == y.external == 0
+            )
 
 
 def test_no_pool_no_figure() -> None:
@@ -80,7 +106,9 @@ def test_no_slot_is_given_out_twice_and_all_come_back(kind: type, total: int) ->
         if at is None:
             size = a.size_of(n)
             if kind is FirstFit:
-                assert not any(all(s not in owner for s in range(b, b + size)) for b in range(total - size + 1))
+                assert not any(
+                    all(s not in owner for s in range(b, b + size)) for b in range(total - size + 1)
+                )
             continue
         for slot in range(at, at + a.size_of(n)):
             assert 0 <= slot < total and slot not in owner
@@ -96,12 +124,23 @@ def test_no_slot_is_given_out_twice_and_all_come_back(kind: type, total: int) ->
 
 def test_where_tokens_memory_and_time_went() -> None:
     s = summary(golden())
-    assert s["tokens"] == {"total": 45, "useful": 37, "recomputed": 8, "padded": 0, "rejected": 0} and s["token_shares"]["recomputed"] == pytest.approx(8 / 45)
+    assert s["tokens"] == {"total": 45, "useful": 37, "recomputed": 8, "padded": 0, "rejected": 0} and s[
+        "token_shares"
+    ]["recomputed"] == pytest.approx(8 / 45)
     assert s["slot_steps"]["total"] == 8 * 28 and s["slot_shares"]["used"] == pytest.approx(108 / 224)
     t = s["time_s"]
-    assert t["prefill"] == pytest.approx(0.032) and t["decode"] == pytest.approx(0.028) and t["mixed"] == pytest.approx(0.022) and t["idle"] == pytest.approx(0.028)
+    assert (
+        t["prefill"] == pytest.approx(0.032)
+        and t["decode"] == pytest.approx(0.028)
+        and t["mixed"] == pytest.approx(0.022)
+        and t["idle"] == pytest.approx(0.028)
+    )
     assert t["total"] == pytest.approx(0.110)
-    for shares, parts in (("token_shares", TOKEN_PARTS), ("slot_shares", SLOT_PARTS), ("time_shares", TIME_PARTS)):
+    for shares, parts in (
+        ("token_shares", TOKEN_PARTS),
+        ("slot_shares", SLOT_PARTS),
+        ("time_shares", TIME_PARTS),
+    ):
         assert set(s[shares]) == set(parts) and sum(s[shares].values()) == pytest.approx(1)
     empty = summary(Trace())
     assert empty["token_shares"] is None and empty["slot_shares"] is None and empty["time_shares"] is None

@@ -20,7 +20,9 @@ BUILT_IN = ("fcfs", "priority", "sjf")
 @pytest.mark.parametrize("discipline", list(DISCIPLINES))
 def test_accounts_close_and_every_step_can_be_told(discipline: str, policy: str) -> None:
     assert set(BUILT_IN) <= set(POLICIES)
-    trace = run(discipline=discipline, policy=policy, at={5: ("abort", "r2"), 9: ("configure", {"max_num_seqs": 3})})
+    trace = run(
+        discipline=discipline, policy=policy, at={5: ("abort", "r2"), 9: ("configure", {"max_num_seqs": 3})}
+    )
     check_trace(trace)
     for record in trace:
         said = explain(trace, record.step)
@@ -36,7 +38,12 @@ def test_accounts_close_and_every_step_can_be_told(discipline: str, policy: str)
 
 def test_preemption_and_eviction_happen_here() -> None:
     m = metrics(run(discipline="chunked"))
-    assert m["num_preemptions"] > 0 and m["recomputed_tokens"] > 0 and m["num_evictions"] > 0 and m["prefix_hit_tokens"] > 0
+    assert (
+        m["num_preemptions"] > 0
+        and m["recomputed_tokens"] > 0
+        and m["num_evictions"] > 0
+        and m["prefix_hit_tokens"] > 0
+    )
 
 
 def test_seats_are_held_until_the_batch_ends() -> None:
@@ -44,11 +51,20 @@ def test_seats_are_held_until_the_batch_ends() -> None:
     held = [s for segments in trace.segments for s in segments if s.code == CODE["held"]]
     assert held
     ends = {e.request_id: r.step for r in trace for e in r.events if type(e).__name__ == "Finished"}
-    freed = {rid: r.step for r in trace for e in r.events if type(e).__name__ == "SeatsFreed" for rid in e.request_ids}
+    freed = {
+        rid: r.step
+        for r in trace
+        for e in r.events
+        if type(e).__name__ == "SeatsFreed"
+        for rid in e.request_ids
+    }
     for r, segments in zip(trace.state().by_index, trace.segments):
         names = [(s.step, s.code) for s in segments]
         if freed.get(r.request_id, 0) > ends[r.request_id]:
-            assert (ends[r.request_id] + 1, CODE["held"]) in names and names[-1] == (freed[r.request_id] + 1, CODE["finished"])
+            assert (ends[r.request_id] + 1, CODE["held"]) in names and names[-1] == (
+                freed[r.request_id] + 1,
+                CODE["finished"],
+            )
 
 
 def test_a_saved_run_equals_itself_and_another_discipline_does_not(tmp_path) -> None:

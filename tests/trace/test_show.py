@@ -18,12 +18,16 @@ def test_step_four() -> None:
     text = show(golden(), 4)
     assert text.splitlines()[:3] == [
         "cbviz  paper | sim | vllm | fcfs",
-        "step 4 of 8  1/4 done  1 running of 3 seats  2 waiting  t 44 ms  181.8 tokens/s  KV 42.9 %  1 preemption",
+        (
+            "step 4 of 8  1/4 done  1 running of 3 seats  2 waiting  t 44 ms  181.8 tokens/s  KV 42.9 %  1 "
+            "preemption"
+        ),
         "times are modelled (a device of 1 GB/s and 1 GFLOP/s): lower bounds, not a measurement",
     ]
     assert (
-        "  0 r1 |#===      | finished     4/4\n  1 r2 | #==      | decode       3/8    3 bl\n  2 r3 | ##x      | preempted    1/2\n  3 r4 |  ..      | waiting      0/5\n" in text
-    )
+        "  0 r1 |#===      | finished     4/4\n  1 r2 | #==      | decode       3/8    3 bl\n  2 r3 | ##x  "
+        "    | preempted    1/2\n  3 r4 |  ..      | waiting      0/5\n"
+    ) in text
     assert "       0 _11:1::.\n" in text
     assert "r3, last to arrive, was preempted for r1" in text
     assert "  2 of 12 tokens (f prefill, r recomputed, d decode, p padded):\n  r1 1d  r2 1d\n" in text
@@ -38,7 +42,14 @@ def test_signs_of_blocks() -> None:
 
 
 def test_strips() -> None:
-    assert [strip(golden(), i, 8) for i in range(6)] == ["#===    ", " #===   ", " ##xxr  ", "  ...aaa", "      aa", "      #a"]
+    assert [strip(golden(), i, 8) for i in range(6)] == [
+        "#===    ",
+        " #===   ",
+        " ##xxr  ",
+        "  ...aaa",
+        "      aa",
+        "      #a",
+    ]
     assert strip(golden(), 2, 8, 3) == "r  " and strip(golden(), 0, 0) == ""
     assert set(LETTERS) == set(STATES)
 
@@ -65,7 +76,11 @@ def test_many_requests_are_cut_to_the_unfinished_and_the_last_to_end() -> None:
 def test_no_text_can_steer_a_terminal() -> None:
     trace = Trace(TraceHeader(num_blocks=4, model="m\x1b[2J"))
     evil = "r\x1b]0;x\x07"
-    trace.append(StepRecord(1, 0.0, 1.0, "measured", [], [ev.Arrived(evil, 0, 1, 1), ev.NotAdmitted(evil, "seats\x1b", 1, 0)]))
+    trace.append(
+        StepRecord(
+            1, 0.0, 1.0, "measured", [], [ev.Arrived(evil, 0, 1, 1), ev.NotAdmitted(evil, "seats\x1b", 1, 0)]
+        )
+    )
     assert "\x1b" not in show(trace) and "\x07" not in show(trace)
     assert printable("a\nb\x1b") == "a⏎b·"
 

@@ -19,7 +19,18 @@ def same(a, b) -> bool:
             s.waiting,
             [s.block_kind(i) for i in range(s.num_blocks)],
             [s.owner(i) for i in range(s.num_blocks)],
-            [(r.request_id, r.state, r.status, r.output_token_ids, r.output_texts, r.block_ids, r.num_computed_tokens) for r in s.by_index],
+            [
+                (
+                    r.request_id,
+                    r.state,
+                    r.status,
+                    r.output_token_ids,
+                    r.output_texts,
+                    r.block_ids,
+                    r.num_computed_tokens,
+                )
+                for r in s.by_index
+            ],
         )
 
     return seen(a) == seen(b)
@@ -41,14 +52,28 @@ def test_the_last_event_of_a_step_is_the_step() -> None:
 def test_truncate_forgets_what_came_later() -> None:
     trace = golden()
     trace.truncate(4)
-    assert len(trace) == 4 and same(trace.state(), golden().state(4)) and trace.segments == golden().share(4).segments
+    assert (
+        len(trace) == 4
+        and same(trace.state(), golden().state(4))
+        and trace.segments == golden().share(4).segments
+    )
 
 
 def test_a_refused_double_leaves_the_first_alone() -> None:
     first, second = RequestSpec("x", (1, 2, 3), 5), RequestSpec("x", (9,), 1)
     trace = Trace(TraceHeader(num_blocks=4))
     trace.append(StepRecord(1, 0.0, 1.0, "modelled", [], [ev.Arrived("x", 0, 3, 5)], arrivals=[first]))
-    trace.append(StepRecord(2, 1.0, 2.0, "modelled", [], [ev.Refused("x", "request id 'x' was used before")], arrivals=[second]))
+    trace.append(
+        StepRecord(
+            2,
+            1.0,
+            2.0,
+            "modelled",
+            [],
+            [ev.Refused("x", "request id 'x' was used before")],
+            arrivals=[second],
+        )
+    )
     assert trace.state().request("x").status == "waiting" and trace.state().waiting == ["x"]
     assert trace.specs["x"] == first and len(trace.state().by_index) == 1
 

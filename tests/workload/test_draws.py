@@ -49,7 +49,21 @@ def test_lengths() -> None:
     assert min(long) >= 1
 
 
-@pytest.mark.parametrize("spec", ["", "x", "uniform:5:3", "uniform:1", "uniform:a:b", "lognormal:0:1:9", "lognormal:5:nan:9", "lognormal:5:1:0", -3, "0"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "x",
+        "uniform:5:3",
+        "uniform:1",
+        "uniform:a:b",
+        "lognormal:0:1:9",
+        "lognormal:5:nan:9",
+        "lognormal:5:1:0",
+        -3,
+        "0",
+    ],
+)
 def test_bad_lengths(spec: int | str) -> None:
     with pytest.raises(ConfigError, match=r"it must|the least|write a number"):
         lengths.draw(spec, 2, random.Random(0))

@@ -28,9 +28,13 @@ def need(spec_len: int, max_tokens: int, block_size: int) -> int:
 def test_article_is_the_articles_draw() -> None:
     specs = build("article")
     rng = random.Random(42)
-    assert [(len(s.prompt_token_ids), s.max_tokens) for s in specs] == [(rng.randint(10, 100), rng.randint(20, 200)) for _ in range(20)]
+    assert [(len(s.prompt_token_ids), s.max_tokens) for s in specs] == [
+        (rng.randint(10, 100), rng.randint(20, 200)) for _ in range(20)
+    ]
     word = random.Random(7)
-    assert [s.prompt_token_ids for s in specs] == [tuple(word.randint(100, 40000) for _ in s.prompt_token_ids) for s in specs]
+    assert [s.prompt_token_ids for s in specs] == [
+        tuple(word.randint(100, 40000) for _ in s.prompt_token_ids) for s in specs
+    ]
     assert sum(s.max_tokens for s in specs) == 2160
     assert all(s.output_len == s.max_tokens and s.sampling.ignore_eos and s.arrival_step == 0 for s in specs)
     assert build("article", seed=5) == specs == build("article", model_vocab=49152)
@@ -98,7 +102,8 @@ def test_preemption_overfills_its_pool_but_each_request_fits(seed: int) -> None:
     config = EngineConfig(**PRESETS["preemption"].settings)
     first = build("preemption", seed=seed)[: config.max_num_seqs]
     blocks = [need(len(s.prompt_token_ids), s.max_tokens, config.block_size) for s in first]
-    # The shortest output ends after the last of these has arrived, and by then what all have grown to no longer fits.
+    # The shortest output ends after the last of these has arrived, and by then what all have grown to no
+    # longer fits.
     ends = min(s.max_tokens + (s.arrival_step or 0) for s in first)
     grown = [need(len(s.prompt_token_ids), ends - (s.arrival_step or 0), config.block_size) for s in first]
     assert sum(grown) > config.num_usable_blocks
@@ -116,29 +121,34 @@ def test_long_prompt_needs_several_chunks_while_others_decode() -> None:
 
 
 def test_random_has_times_and_follows_its_parameters() -> None:
-    specs = build("random", num_requests=50, rate=100.0, arrival="uniform", prompt_len=30, output_len="uniform:5:9")
+    specs = build(
+        "random", num_requests=50, rate=100.0, arrival="uniform", prompt_len=30, output_len="uniform:5:9"
+    )
     assert [s.arrival_s for s in specs] == pytest.approx([i / 100 for i in range(50)])
     assert {len(s.prompt_token_ids) for s in specs} == {30}
     assert {s.max_tokens for s in specs} == {5, 6, 7, 8, 9}
     assert len({s.prompt_token_ids[:16] for s in specs}) == 50
 
 
-@pytest.mark.parametrize(("name", "params", "message"), [
-    ("artcle", {}, "did you mean 'article'"),
-    ("no-such-thing-at-all", {}, "presets: article, chat"),
-    ("article", {"num_request": 3}, "has no parameter 'num_request'; did you mean 'num_requests'"),
-    ("article", {"num_requests": 0}, r"num_requests is 0, it must lie in 1\.\.1000000"),
-    ("article", {"num_requests": 2.5}, "num_requests must be a whole number, got 2.5"),
-    ("article", {"model_vocab": 1}, "model_vocab is 1, the least is 2"),
-    ("chat", {"every": -1}, "every is -1, the least is 0"),
-    ("burst", {"at": -1}, "the least is 0"),
-    ("long-prompt", {"num_decodes": -1}, "num_decodes and at are -1"),
-    ("random", {"rate": 0.0}, "rate is 0.0, it must be a finite number"),
-    ("random", {"rate": float("nan")}, "rate is nan"),
-    ("random", {"arrival": "often"}, "arrivals is 'often', it must be one of poisson"),
-    ("random", {"prompt_len": "short"}, "length is 'short'; write a number"),
-    ("random", {"prompt_len": 0}, r"length is 0, it must lie in 1\.\."),
-])
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("artcle", {}, "did you mean 'article'"),
+        ("no-such-thing-at-all", {}, "presets: article, chat"),
+        ("article", {"num_request": 3}, "has no parameter 'num_request'; did you mean 'num_requests'"),
+        ("article", {"num_requests": 0}, r"num_requests is 0, it must lie in 1\.\.1000000"),
+        ("article", {"num_requests": 2.5}, "num_requests must be a whole number, got 2.5"),
+        ("article", {"model_vocab": 1}, "model_vocab is 1, the least is 2"),
+        ("chat", {"every": -1}, "every is -1, the least is 0"),
+        ("burst", {"at": -1}, "the least is 0"),
+        ("long-prompt", {"num_decodes": -1}, "num_decodes and at are -1"),
+        ("random", {"rate": 0.0}, "rate is 0.0, it must be a finite number"),
+        ("random", {"rate": float("nan")}, "rate is nan"),
+        ("random", {"arrival": "often"}, "arrivals is 'often', it must be one of poisson"),
+        ("random", {"prompt_len": "short"}, "length is 'short'; write a number"),
+        ("random", {"prompt_len": 0}, r"length is 0, it must lie in 1\.\."),
+    ],
+)
 def test_bad_parameters_are_named(name: str, params: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(name, **params)  # type: ignore[arg-type]
@@ -146,7 +156,10 @@ def test_bad_parameters_are_named(name: str, params: dict[str, object], message:
 
 def test_made_up_ids_of_texts_keep_shared_beginnings() -> None:
     made_up = MadeUp(0, 49152)
-    a, b = made_up.text("You are kind. What is a prime number?"), made_up.text("You are kind. Where is the sea?")
+    a, b = (
+        made_up.text("You are kind. What is a prime number?"),
+        made_up.text("You are kind. Where is the sea?"),
+    )
     assert a[:4] == b[:4]
     assert a[4] != b[4]
     assert 30 <= len(made_up.text(" ".join(["word"] * 30))) <= 60

@@ -1,7 +1,9 @@
-"""Who may ask the explorer's server for anything. Owns the rules for Host, Origin, token and cookie; knows no page and no kernel.
+"""Who may ask the explorer's server for anything.
 
-A web page on another site must not drive the server, not even through a name that points to this machine (DNS rebinding).
-So each request, of whatever route, is checked before any handler sees it:
+Owns the rules for Host, Origin, token and cookie; knows no page and no kernel.
+
+A web page on another site must not drive the server, not even through a name that points to this machine (DNS
+rebinding). So each request, of whatever route, is checked before any handler sees it:
 
 1. `Host` names the address that the server was told to listen on, or the one of `--base-url`.
 2. `Origin`, where there is one, is that same address.
@@ -84,7 +86,10 @@ class Visitor:
 
 @dataclass(frozen=True)
 class Guard:
-    """The rules for one server. `public`: the scheme and host that users see behind a proxy, such as `https://uni.example`."""
+    """The rules for one server.
+
+    `public`: the scheme and host that users see behind a proxy, such as `https://uni.example`.
+    """
 
     host: str
     port: int
@@ -97,18 +102,25 @@ class Guard:
     @property
     def alone(self) -> bool:
         """Whether only this machine's user can reach the server."""
-        return is_loopback(self.host) and (not self.public or is_loopback(urlsplit(self.public).hostname or ""))
+        return is_loopback(self.host) and (
+            not self.public or is_loopback(urlsplit(self.public).hostname or "")
+        )
 
     @property
     def cookie_name(self) -> str:
         """The cookie's name; with the port, because browsers send one host's cookies to all of its ports."""
         return f"cbviz-{self.port}"
 
-    # the four rules -------------------------------------------------------------------------------------------------
+    # the four rules -----------------------------------------------------------------------------------------
 
     def check(self, request: HTTPServerRequest) -> Visitor | Refusal:
         """Lets the request in, sends it on, or refuses it. Decides by headers and address alone."""
-        return self._check_host(request) or self._check_origin(request) or self._check_site(request) or self._check_key(request)
+        return (
+            self._check_host(request)
+            or self._check_origin(request)
+            or self._check_site(request)
+            or self._check_key(request)
+        )
 
     def _check_host(self, request: HTTPServerRequest) -> Refusal | None:
         given = request.headers.get_list("Host")
@@ -119,10 +131,21 @@ class Guard:
         if self.public and given[0].lower() == urlsplit(self.public).netloc:
             return None
         if not self._knows(name):
-            return Refusal(403, f"This server does not know itself as {name}. Open it at the address that its terminal shows. "
-                                f"If {name} is right, start the server with --base-url http://{given[0]}/")
+            return Refusal(
+                403,
+                f"This server does not know itself as {name}. Open it at the address that its terminal "
+                "shows. "
+                f"If {name} is right, start the server with --base-url http://{given[0]}/",
+            )
         if not is_loopback(name) and int(port or 80) != self.port:
-            return Refusal(403, f"This server listens on port {self.port}. If a proxy stands in front of it, start it with --base-url and the proxy's address.")
+            return Refusal(
+                403,
+                (
+                    f"This server listens on port {self.port}. If a proxy stands in front of it, start it "
+                    "with "
+                    "--base-url and the proxy's address."
+                ),
+            )
         return None
 
     def _knows(self, name: str) -> bool:
@@ -141,17 +164,23 @@ class Guard:
         for header in ("Origin", "Sec-Websocket-Origin"):
             for origin in request.headers.get_list(header):
                 if origin.lower() not in allowed:
-                    return Refusal(403, "A page of another site asked for this. Only the explorer's own pages may.")
+                    return Refusal(
+                        403, "A page of another site asked for this. Only the explorer's own pages may."
+                    )
         return None
 
     def _check_site(self, request: HTTPServerRequest) -> Refusal | None:
-        """A link from elsewhere is followed; a picture, frame, script or fetch from elsewhere gets nothing, since each page costs a kernel."""
+        """A link from elsewhere is followed; a picture, frame, script or fetch from elsewhere gets nothing,
+        since each page costs a kernel.
+        """
         if request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin"):
             return None
         wanted = (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest"))
         if request.method == "GET" and wanted == ("navigate", "document"):
             return None
-        return Refusal(403, "A page of another site asked for this. Only a link that a user follows may lead here.")
+        return Refusal(
+            403, "A page of another site asked for this. Only a link that a user follows may lead here."
+        )
 
     def _check_key(self, request: HTTPServerRequest) -> Visitor | Refusal:
         browser, valid = self._read_cookie(request)
@@ -163,14 +192,20 @@ class Guard:
             elif self._is_token(_bearer(request.headers)):
                 return self._own_kernel(request, Visitor(""))
         if self.token and not valid:
-            wrong = "The token in this address is not this server's: it was started again since." if in_address else "This server asks for a token."
+            wrong = (
+                "The token in this address is not this server's: it was started again since."
+                if in_address
+                else "This server asks for a token."
+            )
             return Refusal(403, f"{wrong} Open the link that cbviz explore shows in its terminal.")
         if in_address:
             if request.method not in ("GET", "HEAD"):
                 return Refusal(400, "A token in the address goes with GET only.")
             rest = urlencode([(k, v) for k, v in arguments if k != "token"])
             browser = browser or _new_browser()
-            return Visitor(_hash(browser), self._set_cookie(browser), request.path + (f"?{rest}" if rest else ""))
+            return Visitor(
+                _hash(browser), self._set_cookie(browser), request.path + (f"?{rest}" if rest else "")
+            )
         if not browser:
             browser = _new_browser()
             return self._own_kernel(request, Visitor(_hash(browser), self._set_cookie(browser)))
@@ -183,16 +218,20 @@ class Guard:
             return Refusal(404, "There is no such kernel.")
         return visitor
 
-    # token and cookie -----------------------------------------------------------------------------------------------
+    # token and cookie ---------------------------------------------------------------------------------------
 
     def _is_token(self, text: str) -> bool:
         return bool(self.token) and hmac.compare_digest(text.encode("utf-8", "replace"), self.token.encode())
 
     def _sign(self, browser: str) -> str:
-        return hmac.new(self.token.encode() or b"no token", f"cbviz cookie {browser}".encode(), hashlib.sha256).hexdigest()[:32]
+        return hmac.new(
+            self.token.encode() or b"no token", f"cbviz cookie {browser}".encode(), hashlib.sha256
+        ).hexdigest()[:32]
 
     def _read_cookie(self, request: HTTPServerRequest) -> tuple[str, bool]:
-        """The browser's secret ('' if it has none), and whether it was signed with the token that is valid now."""
+        """The browser's secret ('' if it has none), and whether it was signed with the token that is valid
+        now.
+        """
         try:
             jar: SimpleCookie = SimpleCookie(request.headers.get("Cookie", ""))
         except CookieError:
@@ -201,12 +240,17 @@ class Guard:
         browser, _, signature = morsel.value.partition(".") if morsel is not None else ("", "", "")
         if not _BROWSER.fullmatch(browser):
             return "", False
-        return browser, hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(browser).encode())
+        return browser, hmac.compare_digest(
+            signature.encode("utf-8", "replace"), self._sign(browser).encode()
+        )
 
     def _set_cookie(self, browser: str) -> str:
         secure = "; Secure" if self.public.startswith("https:") else ""
-        return (f"{self.cookie_name}={browser}.{self._sign(browser)}; Path={self.base_url}; Max-Age={COOKIE_DAYS * 86400}; "
-                f"HttpOnly; SameSite=Lax{secure}")
+        return (
+            f"{self.cookie_name}={browser}.{self._sign(browser)}; Path={self.base_url}; "
+            f"Max-Age={COOKIE_DAYS * 86400}; "
+            f"HttpOnly; SameSite=Lax{secure}"
+        )
 
 
 def _new_browser() -> str:

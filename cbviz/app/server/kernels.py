@@ -1,4 +1,7 @@
-"""Which kernels run, for whom, and how many. Each page has a kernel; a page that has gone gives its kernel back."""
+"""Which kernels run, for whom, and how many.
+
+Each page has a kernel; a page that has gone gives its kernel back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from tornado.web import HTTPError
 from traitlets import Integer
 
 BROWSER_HEADER = "X-Cbviz-Browser"
-"""The guard writes this header into each request of a page; Voilà hands it to the kernel as HTTP_X_CBVIZ_BROWSER."""
+"""The guard writes this header into each request of a page; Voilà hands it to the kernel as
+HTTP_X_CBVIZ_BROWSER.
+"""
 _FROM_HEADER = "HTTP_X_CBVIZ_BROWSER"
 RETRY_AFTER_S = 60
 PAGE_MESSAGES = ("comm_open", "comm_close", "comm_msg", "comm_info_request", "kernel_info_request")
@@ -91,13 +96,17 @@ class PageKernels(AsyncMappingKernelManager):
         return super().remove_kernel(kernel_id)
 
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:
-        """Ends a kernel whose page has been gone for `cull_idle_timeout`, even one that is busy: nobody waits for it.
+        """Ends a kernel whose page has been gone for `cull_idle_timeout`, even one that is busy: nobody waits
+        for it.
 
-        A page that is being made is not gone. If its visitor leaves, the page's handler gives the kernel back.
+        A page that is being made is not gone. If its visitor leaves, the page's handler gives the kernel
+        back.
         """
         if self._kernel_connections.get(kernel_id, 0) > 0 or kernel_id in self._in_making:
             return
-        since = self._alone_since.setdefault(kernel_id, time.monotonic())  # one that is starting is not known yet
+        since = self._alone_since.setdefault(
+            kernel_id, time.monotonic()
+        )  # one that is starting is not known yet
         if time.monotonic() - since > self.cull_idle_timeout:
             await self.give_back(kernel_id)
 

@@ -1,11 +1,14 @@
-"""Voilà as the explorer needs it: behind a guard, with bounded sizes, and with headers that let a page load from here alone.
+"""Voilà as the explorer needs it: behind a guard, with bounded sizes, and with headers that let a page load
+from here alone.
 
 What reaches a kernel beside Voilà's own variables (QUERY_STRING and others):
 
-* CBVIZ_BROWSER: a hash that stands for the browser which opened the page, the same for all its pages and after a restart of the server.
+* CBVIZ_BROWSER: a hash that stands for the browser which opened the page, the same for all its pages and
+  after a restart of the server.
 * CBVIZ_ALONE: 1 if only this machine can reach the server (loopback, no public address), else 0.
 
-Both are absent in JupyterLab and where Voilà runs as an extension (Binder, JupyterHub): there a server belongs to one user.
+Both are absent in JupyterLab and where Voilà runs as an extension (Binder, JupyterHub): there a server
+belongs to one user.
 """
 
 from __future__ import annotations
@@ -41,9 +44,14 @@ MOST_CONNECTIONS = 400
 """Open connections; with more, those that never passed the guard are closed, the oldest first."""
 
 HEARTBEAT = "<script>window.voila_heartbeat"
-"""What Voilà writes into a page that takes long, so that no proxy gives it up: a script inside the page, which the policy forbids."""
+"""What Voilà writes into a page that takes long, so that no proxy gives it up: a script inside the page,
+which the policy forbids.
+"""
 STILL_RUNNING = "<!-- still running -->\n"
-KERNEL_ENDED = "<p role=alert>The kernel behind this page ended while the page was being made. Reload the page to try again.</p>\n"
+KERNEL_ENDED = (
+    "<p role=alert>The kernel behind this page ended while the page was being made. Reload the page to try "
+    "again.</p>\n"
+)
 POLICY = {
     "default-src": "'none'",
     "script-src": "'self' blob:",
@@ -56,12 +64,18 @@ POLICY = {
     "base-uri": "'none'",
     "form-action": "'self'",
 }
-"""The content security policy. Scripts are files of the server, or modules that the widget makes (`blob:`); none stands in the page, none is made of a text.
-Styles may stand in the page, because plotly, ipywidgets and Voilà write them there; pictures may be data, because plotly and the canvases make them."""
+"""The content security policy.
+
+Scripts are files of the server, or modules that the widget makes (`blob:`); none stands in the page, none is
+made of a text. Styles may stand in the page, because plotly, ipywidgets and Voilà write them there; pictures
+may be data, because plotly and the canvases make them.
+"""
 
 
 class PageRenderer(NotebookRenderer):
-    """Makes a page. Says so in the page where that fails: Voilà would write a line into its log, and the browser would wait for ever."""
+    """Makes a page. Says so in the page where that fails: Voilà would write a line into its log, and the
+    browser would wait for ever.
+    """
 
     async def generate_content_generator(self, kernel_id: Any, kernel_future: Any) -> AsyncIterator[Any]:
         try:
@@ -73,7 +87,9 @@ class PageRenderer(NotebookRenderer):
 
 
 class PageHandler(TornadoVoilaHandler):
-    """A page. Says in words when there is no room; ends its kernel if the visitor leaves before the page is there."""
+    """A page. Says in words when there is no room; ends its kernel if the visitor leaves before the page is
+    there.
+    """
 
     kernel_id: str | None = None
     """The page's kernel; `PageKernels` fills it in."""
@@ -109,8 +125,16 @@ class PageHandler(TornadoVoilaHandler):
         error = (kwargs.get("exc_info") or (None, None))[1]
         if isinstance(error, Full):
             pages = "One page is" if error.most == 1 else f"{error.most} pages are"
-            _answer(self, Refusal(503, f"{pages} open, as many as this server has room for. Close one that you don't need, then reload this page. "
-                                       "The server's owner can allow more with --max-pages.", RETRY_AFTER_S))
+            _answer(
+                self,
+                Refusal(
+                    503,
+                    f"{pages} open, as many as this server has room for. Close one that you don't need, "
+                    "then reload this page. "
+                    "The server's owner can allow more with --max-pages.",
+                    RETRY_AFTER_S,
+                ),
+            )
             return
         super().write_error(status_code, **kwargs)
 
@@ -139,9 +163,13 @@ def _answer(handler: RequestHandler, refusal: Refusal) -> None:
     if refusal.retry_after_s is not None:
         handler.set_header("Retry-After", str(refusal.retry_after_s))
     title = "The server is full" if refusal.status == 503 else "Not here"
-    handler.finish(f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'><title>{title} - cbviz</title>"
-                   f"<style>body{{font:16px system-ui,sans-serif;max-width:36em;margin:4em auto;padding:0 1em;color-scheme:light dark}}</style>"
-                   f"<h1>{title}</h1><p>{html.escape(refusal.text)}</p></html>\n")
+    handler.finish(
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+        f"content='width=device-width'><title>{title} - cbviz</title>"
+        f"<style>body{{font:16px system-ui,sans-serif;max-width:36em;margin:4em auto;padding:0 "
+        f"1em;color-scheme:light dark}}</style>"
+        f"<h1>{title}</h1><p>{html.escape(refusal.text)}</p></html>\n"
+    )
 
 
 def _visitor(request: httputil.HTTPServerRequest) -> Visitor | None:
@@ -154,9 +182,15 @@ class _Headers(OutputTransform):
     def __init__(self, request: httputil.HTTPServerRequest) -> None:
         self._request = request
 
-    def transform_first_chunk(self, status_code: int, headers: httputil.HTTPHeaders, chunk: bytes, finishing: bool) -> tuple[int, httputil.HTTPHeaders, bytes]:
+    def transform_first_chunk(
+        self, status_code: int, headers: httputil.HTTPHeaders, chunk: bytes, finishing: bool
+    ) -> tuple[int, httputil.HTTPHeaders, bytes]:
         host = self._request.host
-        policy = {**POLICY, "connect-src": f"'self' ws://{host} wss://{host}"} if '"' not in host and ";" not in host else POLICY
+        policy = (
+            {**POLICY, "connect-src": f"'self' ws://{host} wss://{host}"}
+            if '"' not in host and ";" not in host
+            else POLICY
+        )
         headers["Content-Security-Policy"] = "; ".join(f"{k} {v}" for k, v in policy.items())
         headers["X-Frame-Options"] = "SAMEORIGIN"
         headers["Referrer-Policy"] = "same-origin"
@@ -176,7 +210,9 @@ class GuardedRouter(httputil.HTTPServerConnectionDelegate):
         self._guard = guard
         self._application = application
 
-    def start_request(self, server_conn: object, request_conn: httputil.HTTPConnection) -> httputil.HTTPMessageDelegate:
+    def start_request(
+        self, server_conn: object, request_conn: httputil.HTTPConnection
+    ) -> httputil.HTTPMessageDelegate:
         return _GuardedRequest(self._guard, self._application, request_conn)
 
 
@@ -249,7 +285,10 @@ class BoundedServer(HTTPServer):
 
 
 class ExplorerServer(Voila):
-    """Voilà with the guard. The token comes from the environment (CBVIZ_TOKEN), where other users of the machine cannot read it."""
+    """Voilà with the guard.
+
+    The token comes from the environment (CBVIZ_TOKEN), where other users of the machine cannot read it.
+    """
 
     public = Unicode("", config=True, help="Scheme and host that users see, if a proxy stands in front.")
     max_pages = Integer(0, config=True, help="The most pages at a time; 0: no limit.")
@@ -261,7 +300,9 @@ class ExplorerServer(Voila):
 
     @property
     def guard(self) -> Guard:
-        return Guard(self.ip, self.port, self.base_url, self._token, self.public, owner=self.kernel_manager.owner)
+        return Guard(
+            self.ip, self.port, self.base_url, self._token, self.public, owner=self.kernel_manager.owner
+        )
 
     def init_settings(self) -> dict[str, Any]:
         v = self.voila_configuration
@@ -272,12 +313,18 @@ class ExplorerServer(Voila):
         self.kernel_websocket_connection_class = CheckedConnection
         os.environ["CBVIZ_ALONE"] = "1" if Guard(self.ip, self.port, public=self.public).alone else "0"
         if os.name == "posix" and len(self.connection_dir) <= MOST_SOCKET_FOLDER:
-            self.config.KernelManager.transport = "ipc"  # between server and kernel nothing goes over the network
+            self.config.KernelManager.transport = (
+                "ipc"  # between server and kernel nothing goes over the network
+            )
         settings: dict[str, Any] = super().init_settings()
         self.kernel_manager.max_pages = self.max_pages
         raise_file_limit()
         self.kernel_manager.allowed_message_types = list(PAGE_MESSAGES)
-        return {**settings, "log_function": lambda handler: None, "xsrf_cookie_kwargs": {"samesite": "Lax", "path": self.base_url}}
+        return {
+            **settings,
+            "log_function": lambda handler: None,
+            "xsrf_cookie_kwargs": {"samesite": "Lax", "path": self.base_url},
+        }
 
     def init_handlers(self) -> list[Any]:
         ours = {TornadoVoilaHandler: PageHandler, VoilaKernelWebsocketHandler: PageSocket}
@@ -286,13 +333,21 @@ class ExplorerServer(Voila):
     def listen(self) -> None:
         """Listens on the port that was asked for, and on no other: its address has been told already."""
         self.app.add_transform(_Headers)
-        server = BoundedServer(GuardedRouter(self.guard, self.app), max_header_size=MOST_HEADER_BYTES, max_body_size=MOST_BODY_BYTES,
-                               max_buffer_size=4 * MOST_BODY_BYTES, idle_connection_timeout=IDLE_S, body_timeout=IDLE_S)
+        server = BoundedServer(
+            GuardedRouter(self.guard, self.app),
+            max_header_size=MOST_HEADER_BYTES,
+            max_body_size=MOST_BODY_BYTES,
+            max_buffer_size=4 * MOST_BODY_BYTES,
+            idle_connection_timeout=IDLE_S,
+            body_timeout=IDLE_S,
+        )
         try:
             server.add_sockets(bind(self.ip, self.port))
         except OSError as e:
             self.stop()
-            sys.exit(f"port {self.port} on {self.ip} can't be used: {e.strerror or e}. Choose another with --port.")
+            sys.exit(
+                f"port {self.port} on {self.ip} can't be used: {e.strerror or e}. Choose another with --port."
+            )
         self.ioloop = IOLoop.current()
         try:
             self.ioloop.start()
@@ -303,7 +358,9 @@ class ExplorerServer(Voila):
 
 
 def raise_file_limit() -> None:
-    """Lets the server open as many files as the system allows it: a kernel takes about twenty, a connection one."""
+    """Lets the server open as many files as the system allows it: a kernel takes about twenty, a connection
+    one.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -1,11 +1,14 @@
-"""The websocket between a page and its kernel, for clients that send anything. A wrong message costs its sender the connection, nothing else.
+"""The websocket between a page and its kernel, for clients that send anything.
+
+A wrong message costs its sender the connection, nothing else.
 
 Replaces two readers that trust a length which a client wrote:
 
-* Voilà 0.5.13, `voila/tornado/kernel_websocket_handler.py`, `read_header_from_binary_message`: reads each outgoing message as the v1
-  protocol. To a client without a subprotocol messages go in the older format, whose first bytes then count as up to 2**64 offsets.
-* jupyter_server 2.21.1, `services/kernels/connection/base.py`, `deserialize_msg_from_ws_v1` and `deserialize_binary_message`: both build
-  as many offsets as an incoming message says.
+* Voilà 0.5.13, `voila/tornado/kernel_websocket_handler.py`, `read_header_from_binary_message`: reads each
+  outgoing message as the v1 protocol. To a client without a subprotocol messages go in the older format,
+  whose first bytes then count as up to 2**64 offsets.
+* jupyter_server 2.21.1, `services/kernels/connection/base.py`, `deserialize_msg_from_ws_v1` and
+  `deserialize_binary_message`: both build as many offsets as an incoming message says.
 """
 
 from __future__ import annotations
@@ -57,7 +60,10 @@ def split_v1(data: bytes) -> tuple[str, list[bytes]]:
 
 
 def read_json(part: bytes, what: str) -> dict[str, Any]:
-    """Returns the JSON object in `part`. Raises Malformed for anything else, also for what only Python takes for JSON."""
+    """Returns the JSON object in `part`.
+
+    Raises Malformed for anything else, also for what only Python takes for JSON.
+    """
     try:
         value = json.loads(part.decode("utf-8"), parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair is no text
@@ -73,7 +79,12 @@ def check_depth(value: Any, what: str) -> None:
     """Raises Malformed if `value` is nested deeper than `MOST_DEPTH`."""
     level: list[Any] = [value]
     for _ in range(MOST_DEPTH):
-        level = [v for x in level if isinstance(x, (dict, list)) for v in (x.values() if isinstance(x, dict) else x)]
+        level = [
+            v
+            for x in level
+            if isinstance(x, (dict, list))
+            for v in (x.values() if isinstance(x, dict) else x)
+        ]
         if not level:
             return
     raise Malformed(f"{what} is nested deeper than {MOST_DEPTH} levels")
@@ -84,7 +95,10 @@ def _refuse_constant(name: str) -> None:
 
 
 def check_message(data: bytes, channels: Any, allowed: Any) -> tuple[str, list[bytes]]:
-    """Returns channel and parts of a message that a kernel can read and may get. Raises Malformed. `allowed`: message types; empty: all."""
+    """Returns channel and parts of a message that a kernel can read and may get.
+
+    Raises Malformed. `allowed`: message types; empty: all.
+    """
     channel, parts = split_v1(data)
     if channel not in channels:
         raise Malformed("a channel that is not there")
@@ -101,7 +115,11 @@ def check_message(data: bytes, channels: Any, allowed: Any) -> tuple[str, list[b
     for part, what in zip(parts[1:3], ("the parent header", "the metadata")):
         read_json(part, what)
     content = read_json(parts[3], "the content")
-    if kind.startswith("comm_") and kind != "comm_info_request" and not isinstance(content.get("comm_id"), str):
+    if (
+        kind.startswith("comm_")
+        and kind != "comm_info_request"
+        and not isinstance(content.get("comm_id"), str)
+    ):
         raise Malformed(f"{kind} without a comm")
     return channel, parts
 
@@ -114,20 +132,33 @@ def check_legacy(data: bytes) -> None:
 
 
 class CheckedConnection(ZMQChannelsWebsocketConnection):
-    """Passes a client's messages on to its kernel once they are known to be whole. JupyterLab's server uses it too, for any message type."""
+    """Passes a client's messages on to its kernel once they are known to be whole.
+
+    JupyterLab's server uses it too, for any message type.
+    """
 
     def handle_incoming_message(self, incoming_msg: Any) -> None:
         if not self.channels:
             return
         try:
             if self.subprotocol == PROTOCOL:
-                channel, parts = check_message(incoming_msg, self.channels, self.multi_kernel_manager.allowed_message_types)
+                channel, parts = check_message(
+                    incoming_msg, self.channels, self.multi_kernel_manager.allowed_message_types
+                )
                 self.session.send_raw(self.channels[channel], parts)
             else:
                 if isinstance(incoming_msg, bytes):
                     check_legacy(incoming_msg)
                 super().handle_incoming_message(incoming_msg)
-        except (ValueError, TypeError, LookupError, AttributeError, AssertionError, struct.error, RecursionError) as e:
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            struct.error,
+            RecursionError,
+        ) as e:
             self._end(f"{type(e).__name__}: {e}"[:200])
 
     def _end(self, why: str) -> None:
@@ -179,7 +210,9 @@ class PageSocket(KernelWebsocketHandler):
         passed, self._spent_at = now - self._spent_at, now
         limits = (BYTES_A_SECOND, MESSAGES_A_SECOND)
         spent = (len(ws_message), 1)
-        self._allowance = tuple(min(4.0 * m, a + passed * m) - s for a, m, s in zip(self._allowance, limits, spent))  # type: ignore[assignment]
+        self._allowance = tuple(
+            min(4.0 * m, a + passed * m) - s for a, m, s in zip(self._allowance, limits, spent)
+        )  # type: ignore[assignment]
         wait = max(-a / m for a, m in zip(self._allowance, limits))
         return asyncio.sleep(wait) if wait > 0 else None
 

@@ -5,11 +5,14 @@ import { watchWidget } from "../jupyter/voila/templates/cbviz/static/kernel.js";
 const KERNEL_TEXTS = {
   "": "",
   lost: "The connection to the kernel is lost. Trying again.",
-  unreachable: "The kernel can't be reached any more. Choose Kernel > Reconnect to Kernel, or run the cell again.",
-  ended: "The kernel behind this explorer has ended (restarted, shut down or died). Run the cell again to go on; the picture below is the last one.",
+  unreachable:
+    "The kernel can't be reached any more. Choose Kernel > Reconnect to Kernel, or run the cell again.",
+  ended:
+    "The kernel behind this explorer has ended (restarted, shut down or died). Run the cell again to go on; the picture below is the last one.",
 };
 /** What works without a kernel: looking at the last picture. */
-const LOOKING = ".cb-theme, .cb-present, .cb-help, .cb-max, [aria-label='Show everything'], .cb-chip, .cb-id, .cb-rooftab, .cb-compare-close, .cb-kernelbar *";
+const LOOKING =
+  ".cb-theme, .cb-present, .cb-help, .cb-max, [aria-label='Show everything'], .cb-chip, .cb-id, .cb-rooftab, .cb-compare-close, .cb-kernelbar *";
 
 export class KernelNotice {
   /**

@@ -12,14 +12,29 @@ export class Notices {
 
   /** @param {Notice[]} list */
   show(list) {
-    sync(this.el, list, (notice) => notice.id, (notice) => this.row(notice));
+    sync(
+      this.el,
+      list,
+      (notice) => notice.id,
+      (notice) => this.row(notice),
+    );
   }
 
   /** @param {Notice} notice */
   row(notice) {
-    const close = h("button", { type: "button", class: "cb-btn cb-only", "aria-label": "Close this notice", text: "×" });
+    const close = h("button", {
+      type: "button",
+      class: "cb-btn cb-only",
+      "aria-label": "Close this notice",
+      text: "×",
+    });
     close.addEventListener("click", () => this.app.send("seen", { id: notice.id }));
-    return h("div", { class: notice.bad ? "cb-notice cb-badnotice" : "cb-notice" }, h("span", { text: notice.text }), close);
+    return h(
+      "div",
+      { class: notice.bad ? "cb-notice cb-badnotice" : "cb-notice" },
+      h("span", { text: notice.text }),
+      close,
+    );
   }
 }
 

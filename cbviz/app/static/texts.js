@@ -1,7 +1,8 @@
 // Users' texts among ours. Prompts, ids and names may hold right-to-left letters, or marks that turn the letters after them around.
 // @ts-check
 
-const TURNING = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufefc\ud802\ud803\ud83a\ud83b]/;
+const TURNING =
+  /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufefc\ud802\ud803\ud83a\ud83b]/;
 const MARKS = /[\u202a-\u202e\u2066-\u2069]/g;
 const FIRST_STRONG_ISOLATE = "\u2068";
 const POP_ISOLATE = "\u2069";

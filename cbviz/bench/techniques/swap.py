@@ -1,9 +1,11 @@
 """Swapping preempted requests to the host, beside computing them again.
 
-Copying a block costs bytes over the link, twice; computing its tokens again costs a prefill. Both grow with the length, so what decides is the machine: the
-bytes that one token's KV has, against the operations that it takes (PagedAttention paper, section 7.3 and figure 19; there swapping wins with large blocks).
-One row a length: a request of that many tokens is preempted and brought back, both ways, on an engine that has nothing else to do; the same as a formula for
-an H100 with a large model's KV over PCIe. The last row is a whole run whose pool is too small.
+Copying a block costs bytes over the link, twice; computing its tokens again costs a prefill. Both grow with
+the length, so what decides is the machine: the bytes that one token's KV has, against the operations that it
+takes (PagedAttention paper, section 7.3 and figure 19; there swapping wins with large blocks). One row a
+length: a request of that many tokens is preempted and brought back, both ways, on an engine that has nothing
+else to do; the same as a formula for an H100 with a large model's KV over PCIe. The last row is a whole run
+whose pool is too small.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from cbviz.bench.techniques import Check, Context, Row, counted, measured, model
 
 
 def both_ways(ctx: Context, length: int, rounds: int) -> tuple[float, float, float, bool]:
-    """Seconds to bring back a request of `length` computed tokens, medians: (computing it again, copying it out and in again); bytes copied; did the KV come back bit for bit?"""
+    """Seconds to bring back a request of `length` computed tokens, medians: (computing it again, copying it
+    out and in again); bytes copied; did the KV come back bit for bit?
+    """
     import numpy as np
 
     from cbviz.config import EngineConfig
@@ -56,13 +60,19 @@ def both_ways(ctx: Context, length: int, rounds: int) -> tuple[float, float, flo
     return median(again[1:]), median(swap[1:]), moved, same
 
 
-def on_paper(length: int, model: str = "Llama-3.1-8B", device: str = "NVIDIA H100 SXM") -> tuple[float, float]:
-    """Modelled seconds of the same for a large model: (one prefill of `length` tokens, its KV over the link and back)."""
+def on_paper(
+    length: int, model: str = "Llama-3.1-8B", device: str = "NVIDIA H100 SXM"
+) -> tuple[float, float]:
+    """Modelled seconds of the same for a large model: (one prefill of `length` tokens, its KV over the link
+    and back).
+    """
     from cbviz.cost import devices, models
     from cbviz.cost.roofline import price_batch
 
     spec, d = models.get(model), devices.get(device)
-    return price_batch(spec, d, prefill_tokens=length).total_s, 2 * length * models.kv_bytes_per_token(spec) / devices.host_link_bytes_s(d)
+    return price_batch(spec, d, prefill_tokens=length).total_s, 2 * length * models.kv_bytes_per_token(
+        spec
+    ) / devices.host_link_bytes_s(d)
 
 
 def measure(ctx: Context) -> Iterator[Row]:
@@ -71,17 +81,36 @@ def measure(ctx: Context) -> Iterator[Row]:
     for length in (128, 512) if ctx.quick else (64, 256, 1024):
         again, swap, moved, same = both_ways(ctx, length, 1 if ctx.quick else 3)
         theirs = on_paper(length)
-        yield Row(f"{length} tokens, alone", "copied out and back, against computed again", measured(again / swap, "x as fast"), counted(moved / 1e6, "MB moved"),
-                  Check("KV equal bit for bit" if same else "the KV that came back differs", same),
-                  f"{1e3 * swap:.2f} ms against {1e3 * again:.1f} ms (measured); Llama-3.1-8B on an H100, modelled: {1e3 * theirs[1]:.2f} ms over PCIe "
-                  f"against {1e3 * theirs[0]:.2f} ms")
+        yield Row(
+            f"{length} tokens, alone",
+            "copied out and back, against computed again",
+            measured(again / swap, "x as fast"),
+            counted(moved / 1e6, "MB moved"),
+            Check("KV equal bit for bit" if same else "the KV that came back differs", same),
+            f"{1e3 * swap:.2f} ms against {1e3 * again:.1f} ms (measured); Llama-3.1-8B on an H100, "
+            f"modelled: {1e3 * theirs[1]:.2f} ms over PCIe "
+            f"against {1e3 * theirs[0]:.2f} ms",
+        )
     prefill, link = on_paper(1024)
-    moved = 2 * 1024 * (32 * 2 * 8 * 128 * 2)  # there and back: layers, keys and values, KV heads, numbers of a head, bytes of a number
+    moved = (
+        2 * 1024 * (32 * 2 * 8 * 128 * 2)
+    )  # there and back: layers, keys and values, KV heads, numbers of a head, bytes of a number
     host = devices.host_link_bytes_s(devices.get("NVIDIA H100 SXM"))
-    yield Row("1,024 tokens, on paper", "the same for Llama-3.1-8B on an H100 over PCIe", modelled(prefill / link, "x as fast"), counted(moved / 1e6, "MB moved"),
-              Check("copies take the time of the bytes counted by hand", abs(link * host - moved) < 1),
-              "a lower bound on both sides: the peak rate of the prefill, the peak of the link")
-    fields: dict[str, Any] = {"num_blocks": 22 if ctx.quick else 65, "max_num_seqs": 16, "discipline": "vllm", "precision": "exact", "enable_prefix_caching": False}
+    yield Row(
+        "1,024 tokens, on paper",
+        "the same for Llama-3.1-8B on an H100 over PCIe",
+        modelled(prefill / link, "x as fast"),
+        counted(moved / 1e6, "MB moved"),
+        Check("copies take the time of the bytes counted by hand", abs(link * host - moved) < 1),
+        "a lower bound on both sides: the peak rate of the prefill, the peak of the link",
+    )
+    fields: dict[str, Any] = {
+        "num_blocks": 22 if ctx.quick else 65,
+        "max_num_seqs": 16,
+        "discipline": "vllm",
+        "precision": "exact",
+        "enable_prefix_caching": False,
+    }
     ask = ctx.article(0.3, 6 if ctx.quick else 16)
     ask = [x for x in ask if len(x.prompt_token_ids) + x.max_tokens <= 16 * (fields["num_blocks"] - 1)]
     plain, swapped = ctx.session(ask, **fields), ctx.session(ask, preemption_mode="swap", **fields)
@@ -90,6 +119,11 @@ def measure(ctx: Context) -> Iterator[Row]:
     spans = [s for r in swapped.trace for s in r.spans]
     moved = sum(s.bytes for s in spans)
     copying = sum(s.end_s - s.start_s for s in spans if s.what != "pass")
-    yield Row(f"pool of {fields['num_blocks'] - 1} blocks, {len(ask)} requests", "swap against recompute", measured(won.ratio("recompute", "swap"), "x as fast"),
-              counted(moved / 1e6, "MB moved"), same_tokens(plain, swapped),
-              f"{lost:,} tokens computed twice without it; copies took {1e3 * copying:.0f} ms in all (measured)")
+    yield Row(
+        f"pool of {fields['num_blocks'] - 1} blocks, {len(ask)} requests",
+        "swap against recompute",
+        measured(won.ratio("recompute", "swap"), "x as fast"),
+        counted(moved / 1e6, "MB moved"),
+        same_tokens(plain, swapped),
+        f"{lost:,} tokens computed twice without it; copies took {1e3 * copying:.0f} ms in all (measured)",
+    )

@@ -1,4 +1,6 @@
-"""A mixture-of-experts language model small enough to ship: weights, tokenizer, provenance (README.md), and the script that made them (`train`)."""
+"""A mixture-of-experts language model small enough to ship: weights, tokenizer, provenance (README.md), and
+the script that made them (`train`).
+"""
 
 from __future__ import annotations
 

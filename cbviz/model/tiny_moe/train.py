@@ -1,10 +1,13 @@
-"""Makes the tiny mixture of experts: texts, tokenizer, training, the folder that ships. README.md beside it says where the texts come from.
+"""Makes the tiny mixture of experts: texts, tokenizer, training, the folder that ships.
+
+README.md beside it says where the texts come from.
 
     python -m cbviz.model.tiny_moe.train --jargon jargon.txt --kjv kjv.txt --out FOLDER
 
-Owns everything about how these weights came to be; nothing else in the package imports it. Architecture: Qwen3-MoE's (`config.json`), trained from
-scratch on four kinds of text, each window of one kind, with the load-balancing loss of the Switch Transformer (Fedus et al., JMLR 2022, section 2.2).
-It may be stopped at any time: it continues from `state.pt` in the folder.
+Owns everything about how these weights came to be; nothing else in the package imports it. Architecture:
+Qwen3-MoE's (`config.json`), trained from scratch on four kinds of text, each window of one kind, with the
+load-balancing loss of the Switch Transformer (Fedus et al., JMLR 2022, section 2.2). It may be stopped at any
+time: it continues from `state.pt` in the folder.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ END = "<|end|>"
 
 
 # ---------------------------------------------------------------- texts
+
 
 def prose(path: Path) -> str:
     """The Jargon File's lexicon: indentation taken away, boxes and headings left out."""
@@ -80,7 +84,12 @@ def sums() -> str:
 
 def texts(jargon: Path, kjv: Path) -> dict[str, str]:
     """The four kinds, each cut to what a few minutes can use. The last twentieth of each is held out."""
-    return {"prose": prose(jargon)[:1_600_000], "verse": verse(kjv)[:1_600_000], "code": code()[:1_600_000], "sums": sums()[:700_000]}
+    return {
+        "prose": prose(jargon)[:1_600_000],
+        "verse": verse(kjv)[:1_600_000],
+        "code": code()[:1_600_000],
+        "sums": sums()[:700_000],
+    }
 
 
 def tokenizer_of(corpus: dict[str, str]) -> Any:
@@ -88,15 +97,26 @@ def tokenizer_of(corpus: dict[str, str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=[END], initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
-    pieces = [t[i:i + 2000] for t in corpus.values() for i in range(0, len(t) * 19 // 20, 2000)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    pieces = [t[i : i + 2000] for t in corpus.values() for i in range(0, len(t) * 19 // 20, 2000)]
     core.train_from_iterator(pieces, trainer)
     return core
 
 
 # ---------------------------------------------------------------- model
+
 
 def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, EPS)
@@ -118,13 +138,19 @@ class Layer(nn.Module):
 
         self.attn_norm, self.mlp_norm = nn.Parameter(torch.ones(HIDDEN)), nn.Parameter(torch.ones(HIDDEN))
         self.q_norm, self.k_norm = nn.Parameter(torch.ones(HEAD_DIM)), nn.Parameter(torch.ones(HEAD_DIM))
-        self.q, self.k, self.v = w(HEADS * HEAD_DIM, HIDDEN), w(KV_HEADS * HEAD_DIM, HIDDEN), w(KV_HEADS * HEAD_DIM, HIDDEN)
+        self.q, self.k, self.v = (
+            w(HEADS * HEAD_DIM, HIDDEN),
+            w(KV_HEADS * HEAD_DIM, HIDDEN),
+            w(KV_HEADS * HEAD_DIM, HIDDEN),
+        )
         self.o = w(HIDDEN, HEADS * HEAD_DIM, scale=(2 * LAYERS) ** -0.5)
         self.router = w(EXPERTS, HIDDEN)
         self.gate, self.up = w(EXPERTS, WIDTH, HIDDEN), w(EXPERTS, WIDTH, HIDDEN)
         self.down = w(EXPERTS, HIDDEN, WIDTH, scale=(2 * LAYERS) ** -0.5)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [B, T, C] -> x, the balancing loss, and how many tokens each expert got."""
         b, t, _ = x.shape
         y = _norm(x, self.attn_norm)
@@ -141,8 +167,13 @@ class Layer(nn.Module):
         order = chosen.view(-1).argsort(stable=True)
         load = chosen.view(-1).bincount(minlength=EXPERTS)
         inputs = y[order // TOP_K].split(load.tolist())
-        parts = [(F.silu(part @ self.gate[e].T) * (part @ self.up[e].T)) @ self.down[e].T for e, part in enumerate(inputs)]
-        out = torch.zeros_like(y).index_add(0, order // TOP_K, torch.cat(parts) * weights.view(-1)[order, None])
+        parts = [
+            (F.silu(part @ self.gate[e].T) * (part @ self.up[e].T)) @ self.down[e].T
+            for e, part in enumerate(inputs)
+        ]
+        out = torch.zeros_like(y).index_add(
+            0, order // TOP_K, torch.cat(parts) * weights.view(-1)[order, None]
+        )
         balance = EXPERTS * (load / (b * t * TOP_K) * shares.mean(0)).sum()
         return x + out.view(b, t, HIDDEN), balance, load
 
@@ -170,18 +201,24 @@ class Model(nn.Module):
 
 # ---------------------------------------------------------------- training
 
+
 def window_length(step: int, num_steps: int) -> int:
-    """Short windows first, so that a batch holds many kinds of text and the experts need not be alike; whole ones in the last fifth."""
+    """Short windows first, so that a batch holds many kinds of text and the experts need not be alike; whole
+    ones in the last fifth.
+    """
     return CONTEXT if step >= 0.8 * num_steps else CONTEXT // 2
 
 
 def batch(ids: dict[str, torch.Tensor], step: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input, target) [TOKENS / length, length]: each row a random window of one kind. A function of the step, so that a run can go on."""
+    """(input, target) [TOKENS / length, length]: each row a random window of one kind.
+
+    A function of the step, so that a run can go on.
+    """
     rng = random.Random(f"{SEED} {step}")
     rows = []
     for kind in rng.choices(list(MIX), list(MIX.values()), k=TOKENS // length):
         at = rng.randrange(len(ids[kind]) - length - 1)
-        rows.append(ids[kind][at:at + length + 1])
+        rows.append(ids[kind][at : at + length + 1])
     both = torch.stack(rows)
     return both[:, :-1], both[:, 1:]
 
@@ -191,7 +228,7 @@ def held_out(model: Model, ids: dict[str, torch.Tensor], num_windows: int = 8) -
     """Mean loss, nats a token, on the first windows of each held-out part."""
     out = {}
     for kind, all_ids in ids.items():
-        rows = all_ids[:num_windows * (CONTEXT + 1)].view(-1, CONTEXT + 1)
+        rows = all_ids[: num_windows * (CONTEXT + 1)].view(-1, CONTEXT + 1)
         logits = model(rows[:, :-1])[0]
         out[kind] = round(float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())), 4)
     return out
@@ -201,7 +238,9 @@ def learning_rate(step: int, num_steps: int) -> float:
     """Linear warm-up, then a cosine down to a fiftieth."""
     if step < WARMUP:
         return LEARNING_RATE * (step + 1) / WARMUP
-    return LEARNING_RATE * (0.02 + 0.98 * (1 + math.cos(math.pi * (step - WARMUP) / (num_steps - WARMUP))) / 2)
+    return LEARNING_RATE * (
+        0.02 + 0.98 * (1 + math.cos(math.pi * (step - WARMUP) / (num_steps - WARMUP))) / 2
+    )
 
 
 def train(corpus: dict[str, str], out: Path, num_steps: int) -> None:
@@ -210,11 +249,18 @@ def train(corpus: dict[str, str], out: Path, num_steps: int) -> None:
     core = tokenizer_of(corpus)
     core.save(str(out / "tokenizer.json"), pretty=False)
     cut = {k: len(t) * 19 // 20 for k, t in corpus.items()}
-    learn, test = ({k: torch.tensor(core.encode(t[:cut[k]] if first else t[cut[k]:]).ids) for k, t in corpus.items()} for first in (True, False))
+    learn, test = (
+        {k: torch.tensor(core.encode(t[: cut[k]] if first else t[cut[k] :]).ids) for k, t in corpus.items()}
+        for first in (True, False)
+    )
     torch.manual_seed(SEED)
     model = Model()
     matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) is m] for m in (True, False))
-    optimiser = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}], lr=LEARNING_RATE, betas=(0.9, 0.95))
+    optimiser = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
+        lr=LEARNING_RATE,
+        betas=(0.9, 0.95),
+    )
     state_file = out / "state.pt"
     curve: list[dict[str, Any]] = []
     first, spent_s = 0, 0.0
@@ -238,8 +284,13 @@ def train(corpus: dict[str, str], out: Path, num_steps: int) -> None:
         running.append(loss.item())
         done = step + 1
         if done % 25 == 0 or done == num_steps:
-            line: dict[str, Any] = {"step": done, "tokens": done * TOKENS, "loss": round(sum(running) / len(running), 4), "balance": round(balance.item(), 4),
-                                    "seconds": round(spent_s + time.perf_counter() - begun, 1)}
+            line: dict[str, Any] = {
+                "step": done,
+                "tokens": done * TOKENS,
+                "loss": round(sum(running) / len(running), 4),
+                "balance": round(balance.item(), 4),
+                "seconds": round(spent_s + time.perf_counter() - begun, 1),
+            }
             running = []
             if done % 100 == 0 or done == num_steps:
                 line["held_out"] = held_out(model, test)
@@ -247,39 +298,118 @@ def train(corpus: dict[str, str], out: Path, num_steps: int) -> None:
             curve.append(line)
             print(json.dumps(line), flush=True)
         if done % 100 == 0:
-            torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": done, "curve": curve, "spent_s": line["seconds"]}, state_file)
+            torch.save(
+                {
+                    "model": model.state_dict(),
+                    "optimiser": optimiser.state_dict(),
+                    "step": done,
+                    "curve": curve,
+                    "spent_s": line["seconds"],
+                },
+                state_file,
+            )
     write(model, corpus, curve, learn, test, out)
 
 
-def write(model: Model, corpus: dict[str, str], curve: list[dict[str, Any]], learn: dict[str, torch.Tensor], test: dict[str, torch.Tensor], out: Path) -> None:
-    """The folder as Hugging Face's layout has it, weights in float16, and `training.json` with figures and checksums of the texts."""
+def write(
+    model: Model,
+    corpus: dict[str, str],
+    curve: list[dict[str, Any]],
+    learn: dict[str, torch.Tensor],
+    test: dict[str, torch.Tensor],
+    out: Path,
+) -> None:
+    """The folder as Hugging Face's layout has it, weights in float16, and `training.json` with figures and
+    checksums of the texts.
+    """
     from safetensors.torch import save_file
 
     w = model.state_dict()
     tensors = {"model.embed_tokens.weight": w["embed"], "model.norm.weight": w["norm"]}
     for i in range(LAYERS):
+
         def of(name: str, i: int = i) -> torch.Tensor:
             return w[f"layers.{i}.{name}"]
 
         p = f"model.layers.{i}"
-        tensors |= {f"{p}.input_layernorm.weight": of("attn_norm"), f"{p}.post_attention_layernorm.weight": of("mlp_norm"), f"{p}.mlp.gate.weight": of("router"),
-                    f"{p}.self_attn.q_norm.weight": of("q_norm"), f"{p}.self_attn.k_norm.weight": of("k_norm")}
+        tensors |= {
+            f"{p}.input_layernorm.weight": of("attn_norm"),
+            f"{p}.post_attention_layernorm.weight": of("mlp_norm"),
+            f"{p}.mlp.gate.weight": of("router"),
+            f"{p}.self_attn.q_norm.weight": of("q_norm"),
+            f"{p}.self_attn.k_norm.weight": of("k_norm"),
+        }
         tensors |= {f"{p}.self_attn.{n}_proj.weight": of(n) for n in "qkvo"}
-        tensors |= {f"{p}.mlp.experts.{e}.{n}_proj.weight": of(n)[e] for e in range(EXPERTS) for n in ("gate", "up", "down")}
-    save_file({n: t.half().contiguous() for n, t in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
-    config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-              "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "intermediate_size": WIDTH, "moe_intermediate_size": WIDTH,
-              "num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "hidden_act": "silu",
-              "max_position_embeddings": 4 * CONTEXT, "rms_norm_eps": EPS, "rope_theta": THETA, "tie_word_embeddings": True, "attention_bias": False, "use_sliding_window": False,
-              "sliding_window": None, "router_aux_loss_coef": BALANCE, "bos_token_id": None, "eos_token_id": 0, "torch_dtype": "float16"}
+        tensors |= {
+            f"{p}.mlp.experts.{e}.{n}_proj.weight": of(n)[e]
+            for e in range(EXPERTS)
+            for n in ("gate", "up", "down")
+        }
+    save_file(
+        {n: t.half().contiguous() for n, t in tensors.items()},
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": WIDTH,
+        "moe_intermediate_size": WIDTH,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "hidden_act": "silu",
+        "max_position_embeddings": 4 * CONTEXT,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "router_aux_loss_coef": BALANCE,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "torch_dtype": "float16",
+    }
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
     template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
-    (out / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": template}, indent=1) + "\n", "utf-8")
-    about = {"seed": SEED, "num_params": sum(p.numel() for p in model.parameters()), "num_steps": curve[-1]["step"], "tokens_a_step": TOKENS, "mix": MIX,
-             "balance_weight": BALANCE, "learning_rate": LEARNING_RATE, "torch": torch.__version__, "python": sysconfig.get_python_version(),
-             "texts": {k: {"characters": len(t), "tokens": len(learn[k]), "held_out_tokens": len(test[k]), "sha256": hashlib.sha256(t.encode()).hexdigest()}
-                       for k, t in corpus.items()},
-             "curve": curve}
+    (out / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": template},
+            indent=1,
+        )
+        + "\n",
+        "utf-8",
+    )
+    about = {
+        "seed": SEED,
+        "num_params": sum(p.numel() for p in model.parameters()),
+        "num_steps": curve[-1]["step"],
+        "tokens_a_step": TOKENS,
+        "mix": MIX,
+        "balance_weight": BALANCE,
+        "learning_rate": LEARNING_RATE,
+        "torch": torch.__version__,
+        "python": sysconfig.get_python_version(),
+        "texts": {
+            k: {
+                "characters": len(t),
+                "tokens": len(learn[k]),
+                "held_out_tokens": len(test[k]),
+                "sha256": hashlib.sha256(t.encode()).hexdigest(),
+            }
+            for k, t in corpus.items()
+        },
+        "curve": curve,
+    }
     (out / "training.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
 
 
@@ -293,33 +423,74 @@ def picture(about: dict[str, Any]) -> str:
     def at(step: float, loss: float) -> str:
         return f"{left + (width - left - 90) * step / last:.1f},{top + (height - top - 34) * (1 - loss / most):.1f}"
 
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-           f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    out = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            'font-family="sans-serif" '
+            'font-size="12">'
+        ),
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
     for y in range(most + 1):
         (x0, y0), (x1, _) = at(0, y).split(","), at(last, y).split(",")
-        out.append(f'<path d="M{x0},{y0}H{x1}" stroke="#dde3e9"/><text x="{left - 8}" y="{float(y0) + 4:.1f}" text-anchor="end" fill="#59636e">{y}</text>')
+        out.append(
+            f'<path d="M{x0},{y0}H{x1}" stroke="#dde3e9"/><text x="{left - 8}" y="{float(y0) + 4:.1f}" '
+            f'text-anchor="end" fill="#59636e">{y}</text>'
+        )
     for x in range(0, last + 1, 500):
-        out.append(f'<text x="{at(x, 0).split(",")[0]}" y="{height - 16}" text-anchor="middle" fill="#59636e">{x}</text>')
-    out.append(f'<text x="{width / 2 - 20}" y="{height - 2}" text-anchor="middle" fill="#59636e">steps of {about["tokens_a_step"]:,} tokens; loss in nats a token</text>')
-    out.append(f'<polyline points="{" ".join(at(line["step"], line["loss"]) for line in curve)}" fill="none" stroke="#59636e" stroke-width="1.5"/>')
-    marks = {"prose": ("#0b6aa8", "4 0"), "verse": ("#d55e00", "6 3"), "code": ("#009e73", "2 3"), "sums": ("#cc79a7", "8 3 2 3")}
+        out.append(
+            f'<text x="{at(x, 0).split(",")[0]}" y="{height - 16}" text-anchor="middle" '
+            f'fill="#59636e">{x}</text>'
+        )
+    out.append(
+        f'<text x="{width / 2 - 20}" y="{height - 2}" text-anchor="middle" fill="#59636e">steps of '
+        f"{about['tokens_a_step']:,} tokens; loss in nats a token</text>"
+    )
+    out.append(
+        f'<polyline points="{" ".join(at(line["step"], line["loss"]) for line in curve)}" fill="none" '
+        'stroke="#59636e" stroke-width="1.5"/>'
+    )
+    marks = {
+        "prose": ("#0b6aa8", "4 0"),
+        "verse": ("#d55e00", "6 3"),
+        "code": ("#009e73", "2 3"),
+        "sums": ("#cc79a7", "8 3 2 3"),
+    }
     held = [line for line in curve if "held_out" in line]
     label = float("inf")
-    for kind, (colour, dash) in sorted(marks.items(), key=lambda m: held[-1]["held_out"][m[0]]):  # lowest first, so that labels make room upwards
+    for kind, (colour, dash) in sorted(
+        marks.items(), key=lambda m: held[-1]["held_out"][m[0]]
+    ):  # lowest first, so that labels make room upwards
         points = [at(line["step"], line["held_out"][kind]) for line in held]
-        out.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
+        out.append(
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2" '
+            f'stroke-dasharray="{dash}"/>'
+        )
         end_x, end_y = points[-1].split(",")
         label = min(float(end_y) + 4, label - 14)
-        out.append(f'<text x="{float(end_x) + 6:.1f}" y="{label:.1f}" fill="{colour}">{kind} {held[-1]["held_out"][kind]:.2f}</text>')
-    out.append(f'<text x="{left + 60}" y="{top + 16}" fill="#59636e">grey: training windows of all kinds; the others: held-out texts</text></svg>')
+        out.append(
+            f'<text x="{float(end_x) + 6:.1f}" y="{label:.1f}" fill="{colour}">{kind} '
+            f"{held[-1]['held_out'][kind]:.2f}</text>"
+        )
+    out.append(
+        f'<text x="{left + 60}" y="{top + 16}" fill="#59636e">grey: training windows of all kinds; the '
+        "others: held-out texts</text></svg>"
+    )
     return "\n".join(out) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains the tiny mixture of experts.")
     parser.add_argument("--jargon", type=Path, required=True, help="the Jargon File as text (jargon.txt)")
-    parser.add_argument("--kjv", type=Path, required=True, help="the King James Bible, a verse a line (bible -f gen1:1-rev22:21)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the model; state.pt there is continued")
+    parser.add_argument(
+        "--kjv",
+        type=Path,
+        required=True,
+        help="the King James Bible, a verse a line (bible -f gen1:1-rev22:21)",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the model; state.pt there is continued"
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--picture", type=Path, help="also draws the loss curve into this SVG file")
@@ -327,7 +498,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     train(texts(given.jargon, given.kjv), given.out, given.steps)
     if given.picture:
-        given.picture.write_text(picture(json.loads((given.out / "training.json").read_text("utf-8"))), "utf-8")
+        given.picture.write_text(
+            picture(json.loads((given.out / "training.json").read_text("utf-8"))), "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,11 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     """The residual stream stays float32 whatever products are fed with."""
     torch.manual_seed(rows)
-    x, residual, weight = torch.randn(rows, width).to(DEVICE, dtype), torch.randn(rows, width).to(DEVICE), torch.randn(width).to(DEVICE)
+    x, residual, weight = (
+        torch.randn(rows, width).to(DEVICE, dtype),
+        torch.randn(rows, width).to(DEVICE),
+        torch.randn(width).to(DEVICE),
+    )
     o = kernels(dtype)
     y = o.rms_norm(residual, weight, 1e-5)
     assert y.dtype == dtype

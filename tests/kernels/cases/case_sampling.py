@@ -17,8 +17,8 @@ from cbviz.model.sampling import Draw, sample, uniform
 def test_choose(vocab: int) -> None:
     torch.manual_seed(vocab)
     logits = torch.randn(4, vocab).to(DEVICE) * 5
-    logits[1] = logits[1].round()                 # ties
-    logits[2, :vocab // 2] = float("-inf")
+    logits[1] = logits[1].round()  # ties
+    logits[2, : vocab // 2] = float("-inf")
     logits[3] = 1.5
     ids, leads, totals = kernels().choose(logits)
     want = ops.choose(logits)
@@ -39,14 +39,23 @@ def test_draw_equals_the_sampler() -> None:
     torch.manual_seed(0)
     rows = []
     for i in range(60):
-        s = Sampling(temperature=rng.choice([0.0, 0.3, 1.0, 2.5]), top_k=rng.choice([0, 1, 2, 5, 40, 500]), top_p=rng.choice([1.0, 0.9, 0.5, 0.05]), seed=i)
+        s = Sampling(
+            temperature=rng.choice([0.0, 0.3, 1.0, 2.5]),
+            top_k=rng.choice([0, 1, 2, 5, 40, 500]),
+            top_p=rng.choice([1.0, 0.9, 0.5, 0.05]),
+            seed=i,
+        )
         rows.append(Draw(s, i, f"r{i}", rng.randrange(100)))
     logits = torch.randn(len(rows), 97).to(DEVICE) * 2
     logits[::3] = logits[::3].round()
     want = [s.token_id for s in sample(logits, rows)]
-    column = {name: torch.tensor([getattr(d.sampling, name) for d in rows], dtype=kind, device=DEVICE)
-              for name, kind in (("temperature", torch.float64), ("top_k", torch.int64), ("top_p", torch.float64))}
-    numbers = torch.tensor([uniform(d.seed, d.request_id, d.position) for d in rows], dtype=torch.float64, device=DEVICE)
+    column = {
+        name: torch.tensor([getattr(d.sampling, name) for d in rows], dtype=kind, device=DEVICE)
+        for name, kind in (("temperature", torch.float64), ("top_k", torch.int64), ("top_p", torch.float64))
+    }
+    numbers = torch.tensor(
+        [uniform(d.seed, d.request_id, d.position) for d in rows], dtype=torch.float64, device=DEVICE
+    )
     draw = kernels().draw
     assert draw is not None
     assert draw(logits, column["temperature"], column["top_k"], column["top_p"], numbers).tolist() == want
@@ -59,19 +68,37 @@ def test_draw_goes_through_more_than_one_tile() -> None:
     rows = [Draw(Sampling(temperature=1.0, top_p=p, seed=i), i, "r", i) for i in range(n) for p in (1.0, 0.8)]
     want = [s.token_id for s in sample(logits.expand(len(rows), -1), rows)]
     one = torch.ones(len(rows), dtype=torch.float64, device=DEVICE)
-    numbers = torch.tensor([uniform(d.seed, d.request_id, d.position) for d in rows], dtype=torch.float64, device=DEVICE)
+    numbers = torch.tensor(
+        [uniform(d.seed, d.request_id, d.position) for d in rows], dtype=torch.float64, device=DEVICE
+    )
     tops = torch.tensor([d.sampling.top_p for d in rows], dtype=torch.float64, device=DEVICE)
     draw = kernels().draw
     assert draw is not None
-    assert draw(logits.expand(len(rows), -1), one, torch.zeros(len(rows), dtype=torch.int64, device=DEVICE), tops, numbers).tolist() == want
+    assert (
+        draw(
+            logits.expand(len(rows), -1),
+            one,
+            torch.zeros(len(rows), dtype=torch.int64, device=DEVICE),
+            tops,
+            numbers,
+        ).tolist()
+        == want
+    )
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value encountered")   # numpy, in the interpreter
+@pytest.mark.filterwarnings(
+    "ignore:All-NaN slice", "ignore:invalid value encountered"
+)  # numpy, in the interpreter
 def test_a_row_of_no_numbers_gives_an_id_of_the_row() -> None:
-    """Whoever looks up that id's logit finds NaN and says so; an id outside the row would be an access outside it."""
+    """Whoever looks up that id's logit finds NaN and says so; an id outside the row would be an access
+    outside it.
+    """
     logits = torch.full((2, 5000), float("nan")).to(DEVICE)
     assert all(0 <= i < 5000 for i in kernels().choose(logits)[0])
-    column = [torch.full((2,), x, dtype=kind, device=DEVICE) for x, kind in ((1.0, torch.float64), (0, torch.int64), (0.5, torch.float64), (0.3, torch.float64))]
+    column = [
+        torch.full((2,), x, dtype=kind, device=DEVICE)
+        for x, kind in ((1.0, torch.float64), (0, torch.int64), (0.5, torch.float64), (0.3, torch.float64))
+    ]
     draw = kernels().draw
     assert draw is not None
     assert all(0 <= i < 5000 for i in draw(logits, *column).tolist())

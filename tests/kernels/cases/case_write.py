@@ -28,10 +28,13 @@ def same(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
     close(got.nan_to_num(0.0), want.nan_to_num(0.0), tolerance)
 
 
-@pytest.mark.parametrize("dtype, heads_kv, dim, block_size", [(F32, 1, 32, 16), (F16, 3, 64, 8), (F16, 2, 80, 32), (F32, 1, 128, 1), (F32, 2, 10, 7)])
+@pytest.mark.parametrize(
+    "dtype, heads_kv, dim, block_size",
+    [(F32, 1, 32, 16), (F16, 3, 64, 8), (F16, 2, 80, 32), (F32, 1, 128, 1), (F32, 2, 10, 7)],
+)
 def test_write(dtype: torch.dtype, heads_kv: int, dim: int, block_size: int) -> None:
     s = scene(SHAPES, heads_kv, heads_kv, dim, block_size, dtype, padding=3)
-    s.batch.slot_mapping[3] = -1   # also in the middle
+    s.batch.slot_mapping[3] = -1  # also in the middle
     want = expected(s, s.k, s.v)
     kernels(dtype).write_kv(s.k, s.v, s.layer, s.batch)
     for got, cache in zip(s.layer[:2], want, strict=True):
@@ -49,7 +52,9 @@ def test_write_of_another_type() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("storage, dim", [(torch.int8, 64), (torch.int8, 10), (torch.uint8, 64), (torch.uint8, 80)])
+@pytest.mark.parametrize(
+    "storage, dim", [(torch.int8, 64), (torch.int8, 10), (torch.uint8, 64), (torch.uint8, 80)]
+)
 def test_codes_are_the_reference_s(storage: torch.dtype, dim: int, fused: bool) -> None:
     """Code for code, scale for scale; rows of zeros, of one number, and with a few large ones among them."""
     torch.manual_seed(dim)
@@ -64,7 +69,7 @@ def test_codes_are_the_reference_s(storage: torch.dtype, dim: int, fused: bool) 
     batch.slot_mapping = batch.slot_mapping.to(DEVICE)
     if fused:
         qkv = torch.cat((torch.randn(n, 2, dim), k, v), 1).reshape(n, -1).to(DEVICE)
-        still = torch.zeros(n, dim // 2, device=DEVICE)   # turned by nothing
+        still = torch.zeros(n, dim // 2, device=DEVICE)  # turned by nothing
         kernels().rope_and_write(qkv, still + 1, still, None, None, 1e-5, 2, layer, batch)
     else:
         kernels().write_kv(k.to(DEVICE), v.to(DEVICE), layer, batch)
@@ -82,13 +87,20 @@ def test_rotate(dtype: torch.dtype, dim: int) -> None:
 
 
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("dtype, heads, heads_kv, dim, block_size", [(F32, 9, 3, 64, 16), (F32, 2, 2, 10, 7), (F16, 7, 1, 80, 32)])
-def test_rotate_and_write(dtype: torch.dtype, heads: int, heads_kv: int, dim: int, block_size: int, normed: bool) -> None:
+@pytest.mark.parametrize(
+    "dtype, heads, heads_kv, dim, block_size", [(F32, 9, 3, 64, 16), (F32, 2, 2, 10, 7), (F16, 7, 1, 80, 32)]
+)
+def test_rotate_and_write(
+    dtype: torch.dtype, heads: int, heads_kv: int, dim: int, block_size: int, normed: bool
+) -> None:
     s = scene(SHAPES, heads, heads_kv, dim, block_size, dtype)
     n = len(s.batch.slot_mapping)
     qkv, angle = torch.randn(n, (heads + 2 * heads_kv) * dim).to(DEVICE), torch.randn(n, dim // 2).to(DEVICE)
     weights = (torch.rand(dim).to(DEVICE) + 0.5, torch.rand(dim).to(DEVICE) + 0.5) if normed else (None, None)
-    parts = [x.reshape(n, -1, dim).double() for x in qkv.split([heads * dim, heads_kv * dim, heads_kv * dim], dim=1)]
+    parts = [
+        x.reshape(n, -1, dim).double()
+        for x in qkv.split([heads * dim, heads_kv * dim, heads_kv * dim], dim=1)
+    ]
     if normed:
         parts[:2] = [ops.rms_norm(x, w.double(), 1e-5) for x, w in zip(parts, weights)]
     turned = [ops.rope(x, angle.double().cos(), angle.double().sin()) for x in parts[:2]]

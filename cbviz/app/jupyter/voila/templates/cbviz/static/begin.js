@@ -21,7 +21,9 @@
     const begun = document.querySelectorAll("[data-cell]");
     const text = document.getElementById("loading_text");
     const last = begun[begun.length - 1];
-    const words = last ? `Running cell ${last.getAttribute("data-cell")} of ${last.getAttribute("data-cells")} …` : "";
+    const words = last
+      ? `Running cell ${last.getAttribute("data-cell")} of ${last.getAttribute("data-cells")} …`
+      : "";
     if (text && words && text.textContent !== words) text.textContent = words; // writing it is a change too: only where it differs
   });
   progress.observe(document.documentElement, { childList: true, subtree: true });

@@ -7,13 +7,19 @@ const page = window;
 const TEXTS = {
   "": "",
   lost: "The connection to the server is lost. Trying again.",
-  unreachable: "What this page runs on, its kernel, has ended. Reload the page to start again: the explorer comes back with its saved run.",
-  ended: "What this page runs on, its kernel, has ended. Reload the page to start again: the explorer comes back with its saved run.",
+  unreachable:
+    "What this page runs on, its kernel, has ended. Reload the page to start again: the explorer comes back with its saved run.",
+  ended:
+    "What this page runs on, its kernel, has ended. Reload the page to start again: the explorer comes back with its saved run.",
 };
 
 let leaving = false;
-addEventListener("pagehide", () => { leaving = true; });
-addEventListener("pageshow", () => { leaving = false; });
+addEventListener("pagehide", () => {
+  leaving = true;
+});
+addEventListener("pageshow", () => {
+  leaving = false;
+});
 
 /**
  * Shows a notice, or takes it away.
@@ -27,8 +33,14 @@ function notice(text) {
     return;
   }
   if (!box) {
-    const again = Object.assign(document.createElement("button"), { type: "button", textContent: "Reload", onclick: () => location.reload() });
-    box = document.body.appendChild(Object.assign(document.createElement("div"), { id: "cb-ended", role: "alert" }));
+    const again = Object.assign(document.createElement("button"), {
+      type: "button",
+      textContent: "Reload",
+      onclick: () => location.reload(),
+    });
+    box = document.body.appendChild(
+      Object.assign(document.createElement("div"), { id: "cb-ended", role: "alert" }),
+    );
     box.append(document.createElement("span"), again);
   }
   const words = /** @type {HTMLElement} */ (box.firstChild);
