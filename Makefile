@@ -1,6 +1,7 @@
 # make explore | lab | test | bench | setup | lint | recordings | clean
 #
 # PIP_ARGS      goes to pip: another index, a proxy, a folder of wheels
+# NPM_ARGS      goes to npm, which `lint` and `test` ask for prettier, eslint and typescript where node is there
 # EXPLORE_ARGS  goes to `cbviz explore`   (make explore EXPLORE_ARGS="--scenario burst --port 18866")
 # LAB_ARGS, BENCH_ARGS  likewise
 # TEST_ARGS     goes to pytest            (make test TEST_ARGS="tests/core -x")
@@ -14,6 +15,7 @@ LAB_ARGS ?=
 BENCH_ARGS ?=
 TEST_ARGS ?=
 TEST_JOBS ?= 1
+export NPM_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_ARGS) -c constraints.txt
@@ -40,6 +42,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@.ci/javascript
 
 # One process by default: figures of memory and of painted frames are read in some tests, and two cores are soon full.
 test: $(VENV)/.installed-dev
@@ -47,6 +50,7 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@.ci/javascript
 	@$(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadgroup) $(TEST_ARGS)
 
 # The runs of the real model that come with the package, for machines without room for torch.

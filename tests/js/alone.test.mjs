@@ -21,8 +21,9 @@ test("a place on the map is a layer and a position, and outside is nothing", () 
     [5, -1],
     [100, 5],
     [5, 30],
-  ])
+  ]) {
     assert.equal(cellAt(x, y, 100, 30, 3, 10), null);
+  }
 });
 test("figures read well", () =>
   assert.deepEqual([0, 1.23456e-5, 0.0123456, 2].map(tiny), ["0", "1.2e-5", "0.0123", "2"]));

@@ -13,25 +13,26 @@ const run = (t0, t1, rows) => {
 
 test("a timeline on the clock: a step twice as long is twice as wide, idle time keeps the state before it", () => {
   const R = run(
-      [0, 1, 4],
-      [1, 3, 5],
+    [0, 1, 4],
+    [1, 3, 5],
+    [
       [
-        [
-          [1, 1],
-          [2, 2],
-          [3, 3],
-        ],
+        [1, 1],
+        [2, 2],
+        [3, 3],
       ],
-    ),
-    tl = byClock(R, 0, 5, 501); // 100 ticks a second
+    ],
+  );
+  const tl = byClock(R, 0, 5, 501); // 100 ticks a second
   for (const [s, want] of [
     [0.5, 1],
     [1.2, 2],
     [2.9, 2],
     [3.5, 2],
     [4.5, 3],
-  ])
+  ]) {
     assert.equal(tl.at(0, 1 + 100 * s).state, want, `${s} s`);
+  }
   assert.equal(tl.at(0, 400).state, 2);
   assert.equal(tl.at(0, 402).state, 3);
 });
@@ -72,8 +73,8 @@ test("cursors: by step the same one, as far as a run goes; by time what the kern
 
 test("ticks are round and about six", () => {
   for (const top of [0.0134, 7, 10, 164, 1000, 54321]) {
-    const d = tickStep(top),
-      n = top / d;
+    const d = tickStep(top);
+    const n = top / d;
     assert.ok(n > 2 && n <= 6.01, `${top}: ${d}`);
     assert.ok([1, 2, 5].includes(Math.round(d / 10 ** Math.floor(Math.log10(d) + 1e-9))), `${d}`);
   }

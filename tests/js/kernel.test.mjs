@@ -52,8 +52,9 @@ test("a connection is lost, found, given up and found again", () => {
   const told = [];
   const kernel = aKernel();
   watchKernel(kernel, (state) => told.push(state));
-  for (const status of ["connecting", "connected", "disconnected", "connected"])
+  for (const status of ["connecting", "connected", "disconnected", "connected"]) {
     kernel.connectionStatusChanged.emit(status);
+  }
   assert.deepEqual(told, ["lost", "", "unreachable", ""]);
 });
 

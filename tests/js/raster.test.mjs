@@ -15,15 +15,15 @@ import {
 } from "../../cbviz/app/static/color.js";
 
 const rnd = (
-    (s) => () =>
-      (s = (s * 1664525 + 1013904223) >>> 0) / 2 ** 32
-  )(7),
-  lut = stateLut(THEMES.light),
-  isState = (p, s) =>
-    p === lut.a[RANK[s]] || p === lut.b[RANK[s]] || (STATES[s] === "finished" && p === lut.a[0]); // on very thin rows a finished request is background
+  (s) => () =>
+    (s = (s * 1664525 + 1013904223) >>> 0) / 2 ** 32
+)(7);
+const lut = stateLut(THEMES.light);
+const isState = (p, s) =>
+  p === lut.a[RANK[s]] || p === lut.b[RANK[s]] || (STATES[s] === "finished" && p === lut.a[0]); // on very thin rows a finished request is background
 function make(R, T, per = 6) {
-  const tl = new Timeline(R),
-    dense = new Uint8Array(R * (T + 1));
+  const tl = new Timeline(R);
+  const dense = new Uint8Array(R * (T + 1));
   for (let r = 0; r < R; r++) {
     let s = 0;
     [...new Set(Array.from({ length: per }, () => 1 + Math.floor(rnd() * T)))]
@@ -38,19 +38,20 @@ function make(R, T, per = 6) {
   return { tl, dense };
 }
 function wrongCentres(px, W, H, tl, v, shift = 0) {
-  const sx = W / (v.x1 - v.x0),
-    sy = H / (v.y1 - v.y0);
-  let bad = 0,
-    n = 0;
-  for (let r = Math.ceil(v.y0); r <= v.y1 && r < tl.n; r++)
+  const sx = W / (v.x1 - v.x0);
+  const sy = H / (v.y1 - v.y0);
+  let bad = 0;
+  let n = 0;
+  for (let r = Math.ceil(v.y0); r <= v.y1 && r < tl.n; r++) {
     for (let t = Math.max(1, Math.ceil(v.x0)); t <= v.x1 && t < tl.t; t++) {
       if (r < 0) continue;
-      const X = Math.floor((t - v.x0) * sx) + shift,
-        Y = Math.floor((r - v.y0) * sy);
+      const X = Math.floor((t - v.x0) * sx) + shift;
+      const Y = Math.floor((r - v.y0) * sy);
       if (X < 0 || X >= W || Y >= H) continue;
       n++;
       if (!isState(px[Y * W + X], tl.at(r, t).state)) bad++;
     }
+  }
   return { bad, n };
 }
 
@@ -63,37 +64,39 @@ test("ranks are a permutation", () => {
 });
 
 test("every cell's centre has its state's colour, for all row heights, pixel ratios and offsets", () => {
-  let cells = 0,
-    noticed = 0;
-  for (const dpr of [1, 1.25, 2])
-    for (const R of [1, 3, 8, 20, 32, 64, 120])
+  let cells = 0;
+  let noticed = 0;
+  for (const dpr of [1, 1.25, 2]) {
+    for (const R of [1, 3, 8, 20, 32, 64, 120]) {
       for (const off of [0, 0.3, 7.77]) {
-        const W = Math.round(640 * dpr),
-          H = Math.round(258 * dpr),
-          { tl } = make(R, 100),
-          px = new Uint32Array(W * H),
-          v = { x0: 0.5 + off, x1: 100.5 + off, y0: -0.5 + off / 20, y1: R - 0.5 + off / 20 };
+        const W = Math.round(640 * dpr);
+        const H = Math.round(258 * dpr);
+        const { tl } = make(R, 100);
+        const px = new Uint32Array(W * H);
+        const v = { x0: 0.5 + off, x1: 100.5 + off, y0: -0.5 + off / 20, y1: R - 0.5 + off / 20 };
         paintTimeline(px, W, H, tl, v, lut, dpr);
         const c = wrongCentres(px, W, H, tl, v);
         assert.equal(c.bad, 0, JSON.stringify({ dpr, R, off, ...c }));
         cells += c.n;
         noticed += wrongCentres(px, W, H, tl, v, Math.round((2 * W) / 100)).bad;
       }
+    }
+  }
   assert.ok(cells > 50000);
   assert.ok(noticed > cells / 20, "control: a shift by two cells must be noticed");
 });
 
 test("zoomed out, a pixel shows the highest rank of the cells it covers (brute force)", () => {
-  const R = 300,
-    T = 2000,
-    W = 97,
-    H = 41,
-    { tl, dense } = make(R, T, 40),
-    px = new Uint32Array(W * H);
+  const R = 300;
+  const T = 2000;
+  const W = 97;
+  const H = 41;
+  const { tl, dense } = make(R, T, 40);
+  const px = new Uint32Array(W * H);
   paintTimeline(px, W, H, tl, { x0: 0.5, x1: T + 0.5, y0: -0.5, y1: R - 0.5 }, lut, 1);
-  const want = new Uint8Array(W * H),
-    sx = W / T,
-    sy = H / R;
+  const want = new Uint8Array(W * H);
+  const sx = W / T;
+  const sy = H / R;
   for (let r = 0; r < R; r++) {
     const y = Math.floor((r + 0.5) * sy);
     for (let t = 1; t <= T;) {
@@ -113,14 +116,14 @@ test("zoomed out, a pixel shows the highest rank of the cells it covers (brute f
 });
 
 test("a partial repaint is bit-equal to the full one", () => {
-  for (const dpr of [1, 1.25, 2])
+  for (const dpr of [1, 1.25, 2]) {
     for (const R of [4, 32, 300]) {
-      const W = Math.round(500 * dpr),
-        H = Math.round(200 * dpr),
-        { tl } = make(R, 150),
-        full = new Uint32Array(W * H),
-        part = new Uint32Array(W * H),
-        v = { x0: 3.3, x1: 133.3, y0: -0.5, y1: R - 0.5 };
+      const W = Math.round(500 * dpr);
+      const H = Math.round(200 * dpr);
+      const { tl } = make(R, 150);
+      const full = new Uint32Array(W * H);
+      const part = new Uint32Array(W * H);
+      const v = { x0: 3.3, x1: 133.3, y0: -0.5, y1: R - 0.5 };
       paintTimeline(full, W, H, tl, v, lut, dpr);
       for (const [a, b] of [
         [0, 5],
@@ -128,26 +131,30 @@ test("a partial repaint is bit-equal to the full one", () => {
         [W - 9, W],
       ]) {
         paintTimeline(part, W, H, tl, v, lut, dpr, a, b);
-        for (let y = 0; y < H; y++)
-          for (let x = a; x < b; x++)
-            if (part[y * (b - a) + x - a] !== full[y * W + x])
+        for (let y = 0; y < H; y++) {
+          for (let x = a; x < b; x++) {
+            if (part[y * (b - a) + x - a] !== full[y * W + x]) {
               assert.fail(`dpr ${dpr}, ${R} rows, pixel ${x},${y}`);
+            }
+          }
+        }
       }
     }
+  }
 });
 
 test("textures and thin bars are there from 3 px of bar height on", () => {
-  const R = 60,
-    H = 300,
-    W = 400,
-    px = new Uint32Array(W * H),
-    tl = new Timeline(R);
+  const R = 60;
+  const H = 300;
+  const W = 400;
+  const px = new Uint32Array(W * H);
+  const tl = new Timeline(R);
   for (let r = 0; r < R; r++) tl.push(r, 1, STATES.indexOf(r % 2 ? "preempted" : "waiting"));
   tl.t = 101;
   paintTimeline(px, W, H, tl, { x0: 0.5, x1: 100.5, y0: -0.5, y1: R - 0.5 }, lut, 1);
-  const P = RANK[STATES.indexOf("preempted")],
-    Q = RANK[STATES.indexOf("waiting")],
-    count = (c) => px.reduce((n, p) => n + (p === c), 0);
+  const P = RANK[STATES.indexOf("preempted")];
+  const Q = RANK[STATES.indexOf("waiting")];
+  const count = (c) => px.reduce((n, p) => n + (p === c), 0);
   assert.ok(count(lut.a[P]) > 1000 && count(lut.b[P]) > 500, "both colours of the hatch");
   assert.ok(
     count(lut.a[Q]) + count(lut.b[Q]) < (count(lut.a[P]) + count(lut.b[P])) * 0.8,
@@ -156,10 +163,10 @@ test("textures and thin bars are there from 3 px of bar height on", () => {
 });
 
 test("10,000 requests x 100,000 steps: the cost follows the screen", () => {
-  const R = 10000,
-    per = 8,
-    ptr = Uint32Array.from({ length: R + 1 }, (_, i) => i * per),
-    seg = new Uint32Array(R * per);
+  const R = 10000;
+  const per = 8;
+  const ptr = Uint32Array.from({ length: R + 1 }, (_, i) => i * per);
+  const seg = new Uint32Array(R * per);
   for (let r = 0; r < R; r++) {
     let t = 1 + r * 9;
     for (let i = 0; i < per; i++) {
@@ -167,28 +174,31 @@ test("10,000 requests x 100,000 steps: the cost follows the screen", () => {
       t += 1 + Math.floor(rnd() * 400);
     }
   }
-  const tl = Timeline.fromCSR(ptr, seg, 100001),
-    W = 1300,
-    H = 260,
-    px = new Uint32Array(W * H),
-    far = paintTimeline(px, W, H, tl, { x0: 0.5, x1: 100000.5, y0: -0.5, y1: 9999.5 }, lut, 1),
-    near = paintTimeline(px, W, H, tl, { x0: 90000.5, x1: 90100.5, y0: 9000.5, y1: 9030.5 }, lut, 1);
+  const tl = Timeline.fromCSR(ptr, seg, 100001);
+  const W = 1300;
+  const H = 260;
+  const px = new Uint32Array(W * H);
+  const far = paintTimeline(px, W, H, tl, { x0: 0.5, x1: 100000.5, y0: -0.5, y1: 9999.5 }, lut, 1);
+  const near = paintTimeline(px, W, H, tl, { x0: 90000.5, x1: 90100.5, y0: 9000.5, y1: 9030.5 }, lut, 1);
   assert.ok(far <= R * per && near < 400, `${far} and ${near} segments visited`);
 });
 
 test("owners: the number on a block can be read, 256 colours in both themes", () => {
   for (const th of Object.values(THEMES)) {
     const p = ownerPalette(th);
-    for (let k = 0; k < 256; k++)
+    for (let k = 0; k < 256; k++) {
       assert.ok(contrast(p.css[k], p.ink[k]) >= 4.5, `${k}: ${contrast(p.css[k], p.ink[k])}`);
+    }
   }
 });
 
 test("words can be read: contrast of text at least 4.5 on every ground it stands on", () => {
   for (const th of Object.values(THEMES)) {
-    for (const ground of [th.bg, th.page, th.track])
-      for (const ink of [th.fg, th.mute])
+    for (const ground of [th.bg, th.page, th.track]) {
+      for (const ink of [th.fg, th.mute]) {
         assert.ok(contrast(ink, ground) >= 4.5, `${ink} on ${ground}: ${contrast(ink, ground)}`);
+      }
+    }
     for (const ink of [th.accent, th.bad]) assert.ok(contrast(ink, th.bg) >= 4.5, ink);
     assert.ok(contrast(th.onAccent, th.accent) >= 4.5);
     assert.ok(contrast(th.fg, th.hot) >= 4.5);
@@ -199,21 +209,22 @@ test("states that mean trouble differ in lightness or texture from those that do
   for (const th of Object.values(THEMES)) {
     const L = (s) => lstar(th.state[s][0]);
     assert.ok(Math.abs(L("prefill") - L("decode")) > 12 && Math.abs(L("waiting") - L("decode")) > 12);
-    for (const s of ["preempted", "swapped", "held", "padded", "recompute", "aborted"])
+    for (const s of ["preempted", "swapped", "held", "padded", "recompute", "aborted"]) {
       assert.ok(Math.abs(lstar(th.state[s][1]) - L(s)) > 20, `${s}: both colours of its texture`);
+    }
   }
 });
 
 test("small blocks: the pixel in each cell's middle, shared rims, cached dots, marks", () => {
-  const n = 4096,
-    bl = new Blocks(n, 128),
-    cols = 128,
-    W = 1280,
-    H = 320,
-    th = { freePx: 1, bgPx: 2, fgPx: 3, mutePx: 4, markPx: 5 },
-    pal = ownerPalette(THEMES.light),
-    px = new Uint32Array(W * H),
-    t = [];
+  const n = 4096;
+  const bl = new Blocks(n, 128);
+  const cols = 128;
+  const W = 1280;
+  const H = 320;
+  const th = { freePx: 1, bgPx: 2, fgPx: 3, mutePx: 4, markPx: 5 };
+  const pal = ownerPalette(THEMES.light);
+  const px = new Uint32Array(W * H);
+  const t = [];
   for (let i = 0; i < n; i += 3) t.push(i, (i % 200) + 1, Blocks.pack(i % 9 ? 1 : 300, 128, 0));
   bl.apply(t);
   bl.apply([1, 8, Blocks.pack(0, 128, CACHED), 2, 0, Blocks.pack(0, 0, NULLBLOCK)]);

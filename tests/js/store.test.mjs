@@ -96,8 +96,8 @@ test("segments: found by step, states of 5 bits, the last word of a step wins, s
 });
 
 test("a segment that was a view into a shared buffer can be corrected without touching its neighbour", () => {
-  const seg = Uint32Array.of(1 * 32 + 1, 2 * 32 + 2, 1 * 32 + 3),
-    t = Timeline.fromCSR(Uint32Array.of(0, 2, 3), seg, 5);
+  const seg = Uint32Array.of(1 * 32 + 1, 2 * 32 + 2, 1 * 32 + 3);
+  const t = Timeline.fromCSR(Uint32Array.of(0, 2, 3), seg, 5);
   t.push(0, 2, 7);
   t.push(0, 3, 6);
   assert.equal(t.at(0, 2).state, 7);
@@ -107,22 +107,22 @@ test("a segment that was a view into a shared buffer can be corrected without to
 });
 
 test("a run: history grows, the state follows the cursor, and words are cut to it", () => {
-  const R = new Run(head()),
-    row = (r, code, computed, outputs, blocks) => [
-      r,
-      code,
-      computed,
-      0,
-      outputs,
-      0,
-      0,
-      0,
-      0,
-      0,
-      1,
-      0,
-      ...(blocks ? [blocks.length, ...blocks] : [SAME_BLOCKS]),
-    ];
+  const R = new Run(head());
+  const row = (r, code, computed, outputs, blocks) => [
+    r,
+    code,
+    computed,
+    0,
+    outputs,
+    0,
+    0,
+    0,
+    0,
+    0,
+    1,
+    0,
+    ...(blocks ? [blocks.length, ...blocks] : [SAME_BLOCKS]),
+  ];
   const series = Float64Array.of(0, 0.5, 2);
   R.apply(
     head({
@@ -175,11 +175,12 @@ test("block columns are multiples of 8 and fill the panel", () => {
     [512, 200, 400],
     [16384, 380, 215],
   ]) {
-    const c = gridCols(n, w, h),
-      s = (k) => Math.min(w / k, h / Math.ceil(n / k));
+    const c = gridCols(n, w, h);
+    const s = (k) => Math.min(w / k, h / Math.ceil(n / k));
     assert.equal(c % 8, 0);
-    for (let k = 8; k < n + 8; k += 8)
+    for (let k = 8; k < n + 8; k += 8) {
       assert.ok(s(k) <= s(c) + 1e-9, `${n}: ${k} columns would give larger cells than ${c}`);
+    }
   }
   assert.ok(gridCols(3, 300, 100) <= 3);
 });
@@ -198,17 +199,17 @@ test("names and numbers", () => {
 });
 
 test("the words of beams follow their lineage and stay open until their search has ended, also when one looks back", () => {
-  const R = new Run(head()),
-    row = (r, outputs, status = 1) => [r, 3, 9, 0, outputs, 0, 0, 0, 0, 0, status, 0, SAME_BLOCKS],
-    two = (n) => view([...row(0, n), ...row(1, n), ...row(2, 1)]);
+  const R = new Run(head());
+  const row = (r, outputs, status = 1) => [r, 3, 9, 0, outputs, 0, 0, 0, 0, 0, status, 0, SAME_BLOCKS];
+  const two = (n) => view([...row(0, n), ...row(1, n), ...row(2, 1)]);
   const beams = [
-      [2, [0, 1], [0, 0], ["Oh", "A"], [-1, -2]],
-      [3, [0, 1], [1, 1], [" sea", " wave"], [-2.5, -2.25]],
-    ],
-    of = (r) => {
-      const { text, step, place, of } = R.beam(r);
-      return [text.join(""), step, place, of];
-    };
+    [2, [0, 1], [0, 0], ["Oh", "A"], [-1, -2]],
+    [3, [0, 1], [1, 1], [" sea", " wave"], [-2.5, -2.25]],
+  ];
+  const of = (r) => {
+    const { text, step, place, of } = R.beam(r);
+    return [text.join(""), step, place, of];
+  };
   R.apply(
     head({
       full: true,
@@ -258,8 +259,8 @@ test("the words of beams follow their lineage and stay open until their search h
 });
 
 test("the status counts requests, and sequences apart", () => {
-  const R = new Run(head()),
-    row = (r, status) => [r, 3, 9, 0, 1, 0, 0, 0, 0, 0, status, 0, SAME_BLOCKS];
+  const R = new Run(head());
+  const row = (r, status) => [r, 3, 9, 0, 1, 0, 0, 0, 0, 0, status, 0, SAME_BLOCKS];
   // b.1 is a request of its own, though its id looks like a sequence of b
   const requests = [
     { id: "a", np: 5, mt: 9 },
@@ -278,21 +279,21 @@ test("the status counts requests, and sequences apart", () => {
 
 test("a point of the roofline names who decoded, with drafts or without", () => {
   const R = {
-      ids: ["a", "b", "c"],
-      id: (r) => "abc"[r],
-      tl: { at: (r) => ({ state: STATES.indexOf(["decode", "accepted", "prefill"][r]) }) },
-    },
-    who = (kind) => RoofView.prototype.who.call({ app: { R } }, { kind, step: 1 });
+    ids: ["a", "b", "c"],
+    id: (r) => "abc"[r],
+    tl: { at: (r) => ({ state: STATES.indexOf(["decode", "accepted", "prefill"][r]) }) },
+  };
+  const who = (kind) => RoofView.prototype.who.call({ app: { R } }, { kind, step: 1 });
   assert.deepEqual([who("decode"), who("prefill"), who("both")], [["a", "b"], ["c"], ["a", "b", "c"]]);
 });
 
 test("a request of several sequences says how many seats it lacks", () => {
   const R = {
-      rows: [
-        { wait: "seats", need: 3, have: 2 },
-        { wait: "seats", need: 1, have: 0 },
-      ],
-    },
-    told = [0, 1].map((r) => waitText({ R }, r));
+    rows: [
+      { wait: "seats", need: 3, have: 2 },
+      { wait: "seats", need: 1, have: 0 },
+    ],
+  };
+  const told = [0, 1].map((r) => waitText({ R }, r));
   assert.deepEqual(told, ["its 3 sequences need a seat each, 2 free", "all seats are taken"]);
 });

@@ -70,5 +70,5 @@ def test_rows_are_as_the_page_reads_them() -> None:
     from cbviz.app.wire import ROW_WORDS, STATUS
 
     source = (assets.STATIC / "store.js").read_text("utf-8")
-    assert f"ROW = {ROW_WORDS}," in source
-    assert "STATUS = [" + ", ".join(f'"{s}"' for s in STATUS) + "]" in source
+    assert f"export const ROW = {ROW_WORDS};" in source
+    assert "export const STATUS = [" + ", ".join(f'"{s}"' for s in STATUS) + "];" in source

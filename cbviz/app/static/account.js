@@ -67,8 +67,8 @@ export class AccountPanel {
     );
   }
   draw() {
-    const a = this.app.account,
-      R = this.app.R;
+    const a = this.app.account;
+    const R = this.app.R;
     this.none.hidden = !!(a && R.step);
     if (!a || !R.step) {
       this.now.replaceChildren();
@@ -90,10 +90,10 @@ export class AccountPanel {
     );
     if (!a.run) return;
     const out = [
-        this.block("run-tokens", `tokens in steps 1–${nf.format(a.run.steps)}:`, a.run.tokens),
-        this.block("run-slots", "slots × steps:", a.run.slots),
-      ],
-      r = a.reservation;
+      this.block("run-tokens", `tokens in steps 1–${nf.format(a.run.steps)}:`, a.run.tokens),
+      this.block("run-slots", "slots × steps:", a.run.slots),
+    ];
+    const r = a.reservation;
     if (r && r.rows) {
       out.push(
         h("p", {
@@ -119,7 +119,9 @@ export class AccountPanel {
           ),
         );
       }
-    } else if (r) out.push(h("p", { class: "cb-note", text: r.missing }));
+    } else if (r) {
+      out.push(h("p", { class: "cb-note", text: r.missing }));
+    }
     this.run.replaceChildren(...out);
   }
 }

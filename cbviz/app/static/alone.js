@@ -1,9 +1,9 @@
 // A request among others against the same request alone: sentences, a map of layers and positions, and one step operator by operator.
 import { h, setText } from "./dom.js";
 import { nf } from "./format.js";
-const MAP_LEFT = 54,
-  MAP_BELOW = 16,
-  MAP_ABOVE = 12;
+const MAP_LEFT = 54;
+const MAP_BELOW = 16;
+const MAP_ABOVE = 12;
 const OP_TEXT = {
   qkv: "product: queries, keys, values",
   o: "product: back from the heads",
@@ -62,8 +62,8 @@ export class AloneView {
   }
   // Called with the page's words: the button is there for a request of which something was really computed.
   draw() {
-    const { R, sel, live } = this.app,
-      q = sel >= 0 ? R.rows[sel] : null;
+    const { R, sel, live } = this.app;
+    const q = sel >= 0 ? R.rows[sel] : null;
     this.button.hidden = !q || !live.alone;
     this.button.disabled = !q || !q.computed || !!live.loading;
   }
@@ -117,8 +117,8 @@ export class AloneView {
     this.app.say(m.sentences[0]);
   }
   colours() {
-    const css = getComputedStyle(this.box),
-      v = (n) => css.getPropertyValue("--cb-" + n).trim();
+    const css = getComputedStyle(this.box);
+    const v = (n) => css.getPropertyValue("--cb-" + n).trim();
     return {
       back: v("track"),
       hot: v("accent"),
@@ -129,31 +129,31 @@ export class AloneView {
     };
   }
   paint() {
-    const m = this.m,
-      c = this.canvas,
-      dpr = devicePixelRatio || 1,
-      L = m.apart.length,
-      P = L ? m.apart[0].length : 0,
-      W = c.clientWidth,
-      H = MAP_ABOVE + MAP_BELOW + Math.max(60, Math.min(190, 6 * L));
+    const m = this.m;
+    const c = this.canvas;
+    const dpr = devicePixelRatio || 1;
+    const L = m.apart.length;
+    const P = L ? m.apart[0].length : 0;
+    const W = c.clientWidth;
+    const H = MAP_ABOVE + MAP_BELOW + Math.max(60, Math.min(190, 6 * L));
     if (!W || !P) return;
     c.style.height = H + "px";
     c.width = Math.round(W * dpr);
     c.height = Math.round(H * dpr);
-    const g = c.getContext("2d"),
-      th = this.colours(),
-      w = W - MAP_LEFT - 4,
-      hh = H - MAP_ABOVE - MAP_BELOW;
+    const g = c.getContext("2d");
+    const th = this.colours();
+    const w = W - MAP_LEFT - 4;
+    const hh = H - MAP_ABOVE - MAP_BELOW;
     g.scale(dpr, dpr);
     g.font = "11px " + this.app.th.font;
     this.area = { w, hh };
-    for (let l = 0; l < L; l++)
+    for (let l = 0; l < L; l++) {
       for (let p = 0; p < P; p++) {
-        const s = ulpShade(m.ulps[l][p]),
-          x = MAP_LEFT + (w * p) / P,
-          y = MAP_ABOVE + (hh * l) / L,
-          cw = w / P,
-          ch = hh / L;
+        const s = ulpShade(m.ulps[l][p]);
+        const x = MAP_LEFT + (w * p) / P;
+        const y = MAP_ABOVE + (hh * l) / L;
+        const cw = w / P;
+        const ch = hh / L;
         g.globalAlpha = 1;
         g.fillStyle = th.back;
         g.fillRect(x, y, cw, ch);
@@ -170,14 +170,16 @@ export class AloneView {
           g.stroke();
         }
       }
+    }
     g.globalAlpha = 1;
     g.strokeStyle = th.line;
     g.strokeRect(MAP_LEFT - 0.5, MAP_ABOVE - 0.5, w + 1, hh + 1);
     g.fillStyle = th.mute;
     g.textAlign = "right";
     g.textBaseline = "middle";
-    for (const l of [0, Math.floor((L - 1) / 2), L - 1])
+    for (const l of [0, Math.floor((L - 1) / 2), L - 1]) {
       g.fillText(`layer ${l}`, MAP_LEFT - 6, MAP_ABOVE + (hh * (l + 0.5)) / L);
+    }
     g.textAlign = "left";
     g.textBaseline = "top";
     const x0 = MAP_LEFT + (w * m.num_prompt) / P;
@@ -203,8 +205,9 @@ export class AloneView {
     g.fillStyle = th.bad;
     g.textAlign = "center";
     g.textBaseline = "bottom";
-    for (const t of m.tokens)
+    for (const t of m.tokens) {
       if (t.changed) g.fillText("≠", MAP_LEFT + (w * Math.min(P - 0.5, t.position - 0.5)) / P, MAP_ABOVE - 1);
+    }
     this.key.replaceChildren(
       h("span", { class: "cb-note", text: "units in the last place:" }),
       ...ULP_SHADES.map((t, s) =>
@@ -230,23 +233,23 @@ export class AloneView {
     );
   }
   hover(e) {
-    const m = this.m,
-      r = this.canvas.getBoundingClientRect(),
-      L = m.apart.length,
-      P = m.apart[0].length,
-      at = cellAt(
-        e.clientX - r.left - MAP_LEFT,
-        e.clientY - r.top - MAP_ABOVE,
-        this.area.w,
-        this.area.hh,
-        L,
-        P,
-      );
+    const m = this.m;
+    const r = this.canvas.getBoundingClientRect();
+    const L = m.apart.length;
+    const P = m.apart[0].length;
+    const at = cellAt(
+      e.clientX - r.left - MAP_LEFT,
+      e.clientY - r.top - MAP_ABOVE,
+      this.area.w,
+      this.area.hh,
+      L,
+      P,
+    );
     if (!at) return;
-    const [l, p] = at,
-      a = m.apart[l][p],
-      k = m.chunks.findLastIndex((c) => c[0] <= p),
-      t = m.tokens.find((x) => x.position === p + 1);
+    const [l, p] = at;
+    const a = m.apart[l][p];
+    const k = m.chunks.findLastIndex((c) => c[0] <= p);
+    const t = m.tokens.find((x) => x.position === p + 1);
     setText(
       this.at,
       `layer ${l}, position ${p} (${p < m.num_prompt ? "prompt" : "output"}, ${m.chunks[k][1] ? `computed in step ${nf.format(m.chunks[k][1])}` : "from the prefix cache"}): ` +

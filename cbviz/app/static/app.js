@@ -66,18 +66,18 @@ export async function render({ model, el, Plotly }) {
     live: {},
     frames: 0,
   };
-  let policyBox = null,
-    raf = 0,
-    lastSeq = 0,
-    ackDue = false,
-    dead = false,
-    views = null,
-    domAt = 0,
-    domTimer = 0,
-    sumAt = 0,
-    sumTimer = 0,
-    sayTimer = 0,
-    seekTo = null;
+  let policyBox = null;
+  let raf = 0;
+  let lastSeq = 0;
+  let ackDue = false;
+  let dead = false;
+  let views = null;
+  let domAt = 0;
+  let domTimer = 0;
+  let sumAt = 0;
+  let sumTimer = 0;
+  let sayTimer = 0;
+  let seekTo = null;
   let kernelThere = true;
   const post = (message) => {
     if (kernelThere) model.send(message);
@@ -107,15 +107,15 @@ export async function render({ model, el, Plotly }) {
       icon(ICON[ic]),
       shown ? h("span", { text }) : null,
     );
-  const title = h("span", { class: "cb-what" }),
-    st = {
-      step: h("b", { text: "step 0" }),
-      of: h("span", { class: "cb-dim" }),
-      req: h("span", { text: "requests 0/0" }),
-      rate: h("span"),
-      kv: h("span"),
-      stop: h("span", { class: "cb-stopped", hidden: true }),
-    };
+  const title = h("span", { class: "cb-what" });
+  const st = {
+    step: h("b", { text: "step 0" }),
+    of: h("span", { class: "cb-dim" }),
+    req: h("span", { text: "requests 0/0" }),
+    rate: h("span"),
+    kv: h("span"),
+    stop: h("span", { class: "cb-stopped", hidden: true }),
+  };
   const status = h(
     "div",
     { class: "cb-status" },
@@ -171,45 +171,45 @@ export async function render({ model, el, Plotly }) {
     },
     ...SPEEDS.map(([v, t]) => h("option", { value: v, text: t, selected: v === "10" })),
   );
-  const playButton = button("cb-play", "play", "Play", "Play (Space)", () => app.send("play"), true),
-    stepButton = button("cb-step cb-primary", "step", "Step", "One step (→)", () => app.step(), true);
+  const playButton = button("cb-play", "play", "Play", "Play (Space)", () => app.send("play"), true);
+  const stepButton = button("cb-step cb-primary", "step", "Step", "One step (→)", () => app.step(), true);
   const later = (b) => {
-      b.hidden = true;
-      return b;
-    },
-    forkButton = later(
-      button(
-        "cb-fork",
-        "branch",
-        "Fork",
-        "Fork: a branch from this step with something changed (Shift F)",
-        () => {},
-        true,
-      ),
+    b.hidden = true;
+    return b;
+  };
+  const forkButton = later(
+    button(
+      "cb-fork",
+      "branch",
+      "Fork",
+      "Fork: a branch from this step with something changed (Shift F)",
+      () => {},
+      true,
     ),
-    breakButton = later(
-      button("cb-break", "stop", "Break", "Breakpoints and watches (Shift B)", () => {}, true),
+  );
+  const breakButton = later(
+    button("cb-break", "stop", "Break", "Breakpoints and watches (Shift B)", () => {}, true),
+  );
+  const compareButton = later(
+    button(
+      "cb-compare-open",
+      "sides",
+      "Compare",
+      "Compare branches and saved runs (Shift C)",
+      () => compareShow(!compare.open),
+      true,
     ),
-    compareButton = later(
-      button(
-        "cb-compare-open",
-        "sides",
-        "Compare",
-        "Compare branches and saved runs (Shift C)",
-        () => compareShow(!compare.open),
-        true,
-      ),
+  );
+  const rewindButton = later(
+    button(
+      "cb-rewind",
+      "rewind",
+      "Rewind here",
+      "Take the engine back to this step; what comes later is kept as a branch (Shift R)",
+      () => app.send("rewind", { step: app.R.step }),
+      true,
     ),
-    rewindButton = later(
-      button(
-        "cb-rewind",
-        "rewind",
-        "Rewind here",
-        "Take the engine back to this step; what comes later is kept as a branch (Shift R)",
-        () => app.send("rewind", { step: app.R.step }),
-        true,
-      ),
-    ); // shown once the kernel says that it can
+  ); // shown once the kernel says that it can
   breakButton._count = h("em", { class: "cb-count", hidden: true });
   breakButton.append(breakButton._count);
   compareButton.setAttribute("aria-expanded", "false");
@@ -242,27 +242,27 @@ export async function render({ model, el, Plotly }) {
     compareButton,
     button("cb-save", "save", "Save", "Download this recording (.jsonl.gz)", () => app.send("save"), true),
   );
-  const banner = h("div", { class: "cb-banner", hidden: true, role: "status" }),
-    bannerText = h("span"),
-    bannerBar = h("progress", { max: 1, hidden: true, "aria-label": "Progress" }),
-    bannerButton = h("button", { type: "button", class: "cb-btn", hidden: true }),
-    bannerClose = h("button", {
-      type: "button",
-      class: "cb-btn cb-only",
-      "aria-label": "Close",
-      text: "×",
-      onclick: () => {
-        banner.hidden = true;
-      },
-    });
+  const banner = h("div", { class: "cb-banner", hidden: true, role: "status" });
+  const bannerText = h("span");
+  const bannerBar = h("progress", { max: 1, hidden: true, "aria-label": "Progress" });
+  const bannerButton = h("button", { type: "button", class: "cb-btn", hidden: true });
+  const bannerClose = h("button", {
+    type: "button",
+    class: "cb-btn cb-only",
+    "aria-label": "Close",
+    text: "×",
+    onclick: () => {
+      banner.hidden = true;
+    },
+  });
   banner.append(bannerText, bannerBar, bannerButton, bannerClose);
   const notices = new Notices(app);
 
   const panels = {};
   function panel(name, text, extra = [], cls = "") {
-    const body = h("div", { class: "cb-body" }),
-      t = h("h2", { text }),
-      sub = h("span", { class: "cb-subtitle" });
+    const body = h("div", { class: "cb-body" });
+    const t = h("h2", { text });
+    const sub = h("span", { class: "cb-subtitle" });
     const max = h(
       "button",
       {
@@ -296,8 +296,8 @@ export async function render({ model, el, Plotly }) {
       },
       icon(ICON.fit, 11),
     );
-  const stateKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of states" }),
-    blockKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of blocks" });
+  const stateKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of states" });
+  const blockKey = h("div", { class: "cb-legend", role: "group", "aria-label": "Legend of blocks" });
   const abort = h("button", {
     type: "button",
     class: "cb-btn cb-small cb-abort",
@@ -391,23 +391,23 @@ export async function render({ model, el, Plotly }) {
     panel("metrics", "Metrics"),
   );
   const closeCompare = h("button", {
-      type: "button",
-      class: "cb-btn cb-small cb-compare-close",
-      text: "Close",
-      title: "Back to the run (Esc)",
-      onclick: () => compareShow(false),
-    }),
-    comparePanel = panel("compare", "Compare", [closeCompare]);
+    type: "button",
+    class: "cb-btn cb-small cb-compare-close",
+    text: "Close",
+    title: "Back to the run (Esc)",
+    onclick: () => compareShow(false),
+  });
+  const comparePanel = panel("compare", "Compare", [closeCompare]);
   comparePanel.hidden = true;
   panels.compare.max.remove();
-  const main = h("main", { class: "cb-main" }, side, mid, right, comparePanel),
-    keysBox = h(
-      "dialog",
-      { class: "cb-dialog cb-keys", "aria-label": "Keyboard shortcuts" },
-      h("h2", { text: "Keyboard" }),
-      h("dl", {}, ...KEYS.map(([k, t]) => h("div", {}, h("dt", { text: k }), h("dd", { text: t })))),
-      h("button", { type: "button", class: "cb-btn", text: "Close", onclick: () => keysBox.close() }),
-    );
+  const main = h("main", { class: "cb-main" }, side, mid, right, comparePanel);
+  const keysBox = h(
+    "dialog",
+    { class: "cb-dialog cb-keys", "aria-label": "Keyboard shortcuts" },
+    h("h2", { text: "Keyboard" }),
+    h("dl", {}, ...KEYS.map(([k, t]) => h("div", {}, h("dt", { text: k }), h("dd", { text: t })))),
+    h("button", { type: "button", class: "cb-btn", text: "Close", onclick: () => keysBox.close() }),
+  );
   const root = h(
     "div",
     { class: "cb-root", dir: "ltr", tabindex: "-1", "data-lm-suppress-shortcuts": "true" },
@@ -434,15 +434,15 @@ export async function render({ model, el, Plotly }) {
   panels.blocks.body.append(h("div", { class: "cb-plot" }));
   const hostBody = h("div", { class: "cb-hostmem", hidden: true });
   panels.blocks.p.append(hostBody, blockKey);
-  const utilPlot = h("div", { class: "cb-plot" }),
-    accountBody = h("div", { class: "cb-account", hidden: true }),
-    expertBody = h("div", { class: "cb-account cb-experts", hidden: true });
-  const roofPlot = h("div", { class: "cb-plot cb-roof", hidden: true }),
-    insideBody = h("div", { class: "cb-account cb-inside", hidden: true });
+  const utilPlot = h("div", { class: "cb-plot" });
+  const accountBody = h("div", { class: "cb-account", hidden: true });
+  const expertBody = h("div", { class: "cb-account cb-experts", hidden: true });
+  const roofPlot = h("div", { class: "cb-plot cb-roof", hidden: true });
+  const insideBody = h("div", { class: "cb-account cb-inside", hidden: true });
   panels.util.body.append(utilPlot, roofPlot, insideBody, accountBody, expertBody);
-  const controls = new Controls(panels.controls.body, app),
-    promptBox = new PromptBox(panels.promptbox.body, app),
-    utilText = h("div", { class: "cb-note cb-utiltext" });
+  const controls = new Controls(panels.controls.body, app);
+  const promptBox = new PromptBox(panels.promptbox.body, app);
+  const utilText = h("div", { class: "cb-note cb-utiltext" });
   panels.util.p.append(h("div", { class: "cb-utilfoot" }, utilText, peaksButton));
   const bar = new BatchBar(h("canvas", { class: "cb-batchbar", role: "img", "aria-label": "Batch" }), app);
   const words = {
@@ -457,10 +457,10 @@ export async function render({ model, el, Plotly }) {
     experts: new ExpertPanel(expertBody, app),
     inside: new InsidePanel(insideBody, app),
   };
-  const fork = new ForkForm(app, root, forkButton),
-    menu = new BranchMenu(app, root, branchButton),
-    breaks = new BreakMenu(app, root, breakButton),
-    compare = (words.compare = new ComparePanel(app, panels.compare.body));
+  const fork = new ForkForm(app, root, forkButton);
+  const menu = new BranchMenu(app, root, branchButton);
+  const breaks = new BreakMenu(app, root, breakButton);
+  const compare = (words.compare = new ComparePanel(app, panels.compare.body));
   app.promptText = () => promptBox.text.value;
   app.promptAsked = () => promptBox.asked();
   app.focus = () => root.focus({ preventScroll: true });
@@ -529,14 +529,14 @@ export async function render({ model, el, Plotly }) {
     app.dirty();
   }
   const roofKey = h(
-      "span",
-      {},
-      h("i", { class: "cb-dotsign cb-sign-decode", "aria-hidden": "true" }),
-      "decode",
-      h("i", { class: "cb-dotsign cb-sign-prefill", "aria-hidden": "true" }),
-      "prefill",
-    ),
-    counted = h("span", { text: "counted" });
+    "span",
+    {},
+    h("i", { class: "cb-dotsign cb-sign-decode", "aria-hidden": "true" }),
+    "decode",
+    h("i", { class: "cb-dotsign cb-sign-prefill", "aria-hidden": "true" }),
+    "prefill",
+  );
+  const counted = h("span", { text: "counted" });
   panels.util.sub.append(roofKey, counted);
   function utilTitles() {
     setText(panels.util.title, mode ? MODES[mode][2] : app.utilTitle || "Utilisation");
@@ -560,11 +560,12 @@ export async function render({ model, el, Plotly }) {
   // what the user does ---------------------------------------------------------------------------------------------------
   app.step = () => app.send("step");
   app.seek = (n) => {
-    if (seekTo === null)
+    if (seekTo === null) {
       requestAnimationFrame(() => {
         app.send("seek", { step: seekTo });
         seekTo = null;
       });
+    }
     seekTo = n;
   }; // scrubbing: one a frame
   app.ask = (about) => {
@@ -590,34 +591,36 @@ export async function render({ model, el, Plotly }) {
     app.dirty();
   };
   const able = (b, f) => () => {
-      if (!b.hidden && !b.disabled) f();
-    },
-    SHIFTED = {
-      F: able(forkButton, () => fork.pop.toggle()),
-      B: able(breakButton, () => breaks.pop.toggle()),
-      C: able(compareButton, () => compareShow(!compare.open)),
-      X: able(expertTab, () => expertTab.click()),
-      U: () => roofTab.click(),
-      I: () => insideTab.click(),
-      N: able(breakButton, () => breaks.run("run-on")),
-      L: able(breakButton, () => breaks.run("run-back")),
-      A: able(accountTab, () => accountTab.click()),
-      R: able(rewindButton, () => app.send("rewind", { step: app.R.step })),
-    };
+    if (!b.hidden && !b.disabled) f();
+  };
+  const SHIFTED = {
+    F: able(forkButton, () => fork.pop.toggle()),
+    B: able(breakButton, () => breaks.pop.toggle()),
+    C: able(compareButton, () => compareShow(!compare.open)),
+    X: able(expertTab, () => expertTab.click()),
+    U: () => roofTab.click(),
+    I: () => insideTab.click(),
+    N: able(breakButton, () => breaks.run("run-on")),
+    L: able(breakButton, () => breaks.run("run-back")),
+    A: able(accountTab, () => accountTab.click()),
+    R: able(rewindButton, () => app.send("rewind", { step: app.R.step })),
+  };
   root.addEventListener("keydown", (e) => {
     if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return;
-    const t = e.target,
-      typing = t.matches("textarea, select, input:not([type=range]):not([type=checkbox])");
-    if ((keysBox.open && e.key !== "?" && e.key !== "Escape") || (alone.box.open && e.key !== "Escape"))
+    const t = e.target;
+    const typing = t.matches("textarea, select, input:not([type=range]):not([type=checkbox])");
+    if ((keysBox.open && e.key !== "?" && e.key !== "Escape") || (alone.box.open && e.key !== "Escape")) {
       return;
+    }
     const k = e.key;
     let done = true;
     if (
       k !== "Escape" &&
       k !== "?" &&
       ((app.popup && app.popup.box.contains(t)) || (t.matches(".cb-cmp-scrub") && k !== " "))
-    )
+    ) {
       return;
+    }
     if (k === "Escape") {
       if (alone.box.open) alone.box.close();
       else if (keysBox.open) keysBox.close();
@@ -627,23 +630,35 @@ export async function render({ model, el, Plotly }) {
       else if (typing) root.focus();
       else if (app.sel >= 0) app.select(-1);
       else done = false;
-    } else if (typing) return;
-    else if (k === "?") help();
-    else if (k === "p" || k === "P") presenter.set(!presenter.on);
-    else if (k === "/") {
+    } else if (typing) {
+      return;
+    } else if (k === "?") {
+      help();
+    } else if (k === "p" || k === "P") {
+      presenter.set(!presenter.on);
+    } else if (k === "/") {
       if (presenter.on) presenter.set(false);
       promptBox.text.focus();
     } else if (k === " ") {
       if (t.tagName === "BUTTON" || t.tagName === "SUMMARY" || t.type === "checkbox") return;
       app.send(app.live.playing ? "pause" : "play");
-    } else if (k === "ArrowRight") app.step();
-    else if (k === "ArrowLeft") app.send("back");
-    else if (k === "Home") app.seek(0);
-    else if (k === "End") app.send("end");
-    else if (k === ".") app.send("event", { by: 1 });
-    else if (k === ",") app.send("event", { by: -1 });
-    else if (k in SHIFTED && e.shiftKey) SHIFTED[k]();
-    else done = false;
+    } else if (k === "ArrowRight") {
+      app.step();
+    } else if (k === "ArrowLeft") {
+      app.send("back");
+    } else if (k === "Home") {
+      app.seek(0);
+    } else if (k === "End") {
+      app.send("end");
+    } else if (k === ".") {
+      app.send("event", { by: 1 });
+    } else if (k === ",") {
+      app.send("event", { by: -1 });
+    } else if (k in SHIFTED && e.shiftKey) {
+      SHIFTED[k]();
+    } else {
+      done = false;
+    }
     if (done) {
       e.preventDefault();
       e.stopPropagation();
@@ -651,7 +666,7 @@ export async function render({ model, el, Plotly }) {
   });
   // In Voilà the page is ours: keys work wherever the focus is. In JupyterLab only inside the widget.
   const outer = (e) => {
-    if (ownPage() && !root.contains(e.target))
+    if (ownPage() && !root.contains(e.target)) {
       root.dispatchEvent(
         new KeyboardEvent("keydown", {
           key: e.key,
@@ -663,43 +678,45 @@ export async function render({ model, el, Plotly }) {
           shiftKey: e.shiftKey,
         }),
       ) || e.preventDefault();
+    }
   };
   document.addEventListener("keydown", outer);
   root.addEventListener("mousedown", (e) => {
-    if (!e.target.closest("button, input, select, textarea, .cb-frame, dialog, label, a"))
+    if (!e.target.closest("button, input, select, textarea, .cb-frame, dialog, label, a")) {
       setTimeout(() => {
         if (!root.contains(document.activeElement)) root.focus({ preventScroll: true });
       }, 0);
+    }
   });
 
   // drawing --------------------------------------------------------------------------------------------------------------
   function legends() {
-    const dpr = devicePixelRatio || 1,
-      swatch = (s) => {
-        const c = h("canvas", { "aria-hidden": "true" }),
-          W = Math.round(22 * dpr),
-          H = Math.round(12 * dpr),
-          tl = new Timeline(1);
-        c.width = W;
-        c.height = H;
-        c.style.cssText = "width:22px;height:12px";
-        tl.push(0, 1, s);
-        tl.t = 11;
-        const im = new ImageData(W, H);
-        paintTimeline(
-          new Uint32Array(im.data.buffer),
-          W,
-          H,
-          tl,
-          { x0: 0.5, x1: 10.5, y0: -0.5, y1: 0.5 },
-          app.th.lut,
-          dpr,
-        );
-        c.getContext("2d").putImageData(im, 0, 0);
-        return c;
-      };
-    const seen = app.seen || (app.seen = new Set([1, 2, 3, 4, 6])),
-      order = [1, 2, 3, 13, 14, 10, 4, 5, 7, 8, 9, 11, 12, 6];
+    const dpr = devicePixelRatio || 1;
+    const swatch = (s) => {
+      const c = h("canvas", { "aria-hidden": "true" });
+      const W = Math.round(22 * dpr);
+      const H = Math.round(12 * dpr);
+      const tl = new Timeline(1);
+      c.width = W;
+      c.height = H;
+      c.style.cssText = "width:22px;height:12px";
+      tl.push(0, 1, s);
+      tl.t = 11;
+      const im = new ImageData(W, H);
+      paintTimeline(
+        new Uint32Array(im.data.buffer),
+        W,
+        H,
+        tl,
+        { x0: 0.5, x1: 10.5, y0: -0.5, y1: 0.5 },
+        app.th.lut,
+        dpr,
+      );
+      c.getContext("2d").putImageData(im, 0, 0);
+      return c;
+    };
+    const seen = app.seen || (app.seen = new Set([1, 2, 3, 4, 6]));
+    const order = [1, 2, 3, 13, 14, 10, 4, 5, 7, 8, 9, 11, 12, 6];
     stateKey.replaceChildren(
       ...order
         .filter((s) => seen.has(s))
@@ -720,32 +737,32 @@ export async function render({ model, el, Plotly }) {
     );
   }
   function paintTheme() {
-    const th = app.th,
-      v = {
-        bg: th.bg,
-        page: th.page,
-        fg: th.fg,
-        mute: th.mute,
-        line: th.line,
-        track: th.track,
-        accent: th.accent,
-        onaccent: th.onAccent,
-        bad: th.bad,
-        hot: th.hot,
-        mark: th.mark,
-        tip: th.tip,
-        tipfg: th.tipfg,
-        free: th.free,
-        used: th.own.css[0],
-        tint: th.own.tint[0],
-        ink: th.own.ink[0],
-        prefill: th.state.prefill[0],
-        decode: th.state.decode[0],
-        warn: th.state.preempted[0],
-        l0: th.lines[0],
-        l1: th.lines[1],
-        good: th.dark ? "#5dbb8a" : "#1a7f4b",
-      };
+    const th = app.th;
+    const v = {
+      bg: th.bg,
+      page: th.page,
+      fg: th.fg,
+      mute: th.mute,
+      line: th.line,
+      track: th.track,
+      accent: th.accent,
+      onaccent: th.onAccent,
+      bad: th.bad,
+      hot: th.hot,
+      mark: th.mark,
+      tip: th.tip,
+      tipfg: th.tipfg,
+      free: th.free,
+      used: th.own.css[0],
+      tint: th.own.tint[0],
+      ink: th.own.ink[0],
+      prefill: th.state.prefill[0],
+      decode: th.state.decode[0],
+      warn: th.state.preempted[0],
+      l0: th.lines[0],
+      l1: th.lines[1],
+      good: th.dark ? "#5dbb8a" : "#1a7f4b",
+    };
     for (const k in v) root.style.setProperty("--cb-" + k, v[k]);
     root.style.colorScheme = th.dark ? "dark" : "light";
     root.style.fontFamily = th.font;
@@ -765,19 +782,20 @@ export async function render({ model, el, Plotly }) {
     if (th.dark === app.th.dark && th.scale === app.th.scale && views) return;
     app.th = th;
     paintTheme();
-    if (views)
+    if (views) {
       await Promise.all([
         views.tv.f.retheme(th),
         views.bv.f.retheme(th),
         views.sv.f.retheme(th),
         views.rv.f.retheme(th),
       ]);
+    }
     bar.dirty = true;
     paintWords();
     app.dirty();
   }
-  const presenter = new Presenter(root, () => retheme(), ownPage()),
-    unwatch = watchTheme(retheme);
+  const presenter = new Presenter(root, () => retheme(), ownPage());
+  const unwatch = watchTheme(retheme);
   themeButton.before(presenter.button);
   app.th.scale = presenter.scale;
   paintTheme();
@@ -788,16 +806,16 @@ export async function render({ model, el, Plotly }) {
     post({ type: "ack", seq: lastSeq });
   }
   function paintHead() {
-    const R = app.R,
-      L = app.live;
+    const R = app.R;
+    const L = app.live;
     if (L.title) {
       const t = L.title.map(isolated).join("  ·  ");
       setText(title, t);
       title.title = t;
     }
     if (!R) return;
-    const c = R.bl.counts(),
-      rate = R.rate();
+    const c = R.bl.counts();
+    const rate = R.rate();
     if (c.reserved && !app.reserved) {
       app.reserved = true;
       legends();
@@ -838,9 +856,9 @@ export async function render({ model, el, Plotly }) {
       peaksButton,
       !known ? "Measure this machine" : low ? "Peak too low: measure" : "Measure the peaks again",
     );
-    const i = R.step - 1,
-      foot = !views ? [] : mode !== "roof" ? views.sv.parts(i) : i < 0 ? [] : [["", views.rv.text(i)]],
-      key = foot.join("|");
+    const i = R.step - 1;
+    const foot = !views ? [] : mode !== "roof" ? views.sv.parts(i) : i < 0 ? [] : [["", views.rv.text(i)]];
+    const key = foot.join("|");
     if (utilText._key === key) return;
     utilText._key = key;
     utilText.replaceChildren(
@@ -862,8 +880,8 @@ export async function render({ model, el, Plotly }) {
     raf = 0;
     if (dead || !app.R || !views) return;
     ack(); // credit goes back when the frame starts: the kernel works while we paint
-    const t0 = performance.now(),
-      fast = app.live.playing && t0 - app.lastPicture < 150;
+    const t0 = performance.now();
+    const fast = app.live.playing && t0 - app.lastPicture < 150;
     if (app.advanced) app.lastPicture = t0;
     if (app.advanced) {
       // the pictures in every frame; words as often as they can be read, and never for more than a fifth of the time
@@ -874,23 +892,24 @@ export async function render({ model, el, Plotly }) {
       views.rv.advance();
       app.wasReset = false;
       bar.dirty = true;
-      const gap = fast ? Math.max(200, 5 * (app.wordsCost || 0)) : 0,
-        left = gap - (t0 - domAt);
+      const gap = fast ? Math.max(200, 5 * (app.wordsCost || 0)) : 0;
+      const left = gap - (t0 - domAt);
       if (left <= 0) {
         clearTimeout(domTimer);
         domTimer = 0;
         paintHead();
         paintWords();
         app.wordsCost = performance.now() - t0;
-      } else if (!domTimer)
+      } else if (!domTimer) {
         domTimer = setTimeout(() => {
           paintHead();
           paintWords();
           app.dirty();
         }, left);
+      }
     }
-    const a = views.tv.f.flush(),
-      b = views.bv.f.flush();
+    const a = views.tv.f.flush();
+    const b = views.bv.f.flush();
     if (!utilPlot.hidden) views.sv.f.flush();
     if (views.rv.shown) views.rv.f.flush();
     bar.paint();
@@ -905,13 +924,15 @@ export async function render({ model, el, Plotly }) {
   function alternatives() {
     sumTimer = 0;
     sumAt = performance.now();
-    if (!dead && views && app.R)
+    if (!dead && views && app.R) {
       for (const [canvas, view] of [
         [views.tv.f.under, views.tv],
         [views.bv.f.under, views.bv],
         [bar.c, bar],
-      ])
+      ]) {
         canvas.setAttribute("aria-label", view.summary());
+      }
+    }
   }
   // messages -------------------------------------------------------------------------------------------------------------
   async function picture(m, bufs) {
@@ -941,10 +962,10 @@ export async function render({ model, el, Plotly }) {
           views.rv.destroy();
         }
         loading.hidden = true;
-        const tv = new TimelineView(Plotly, panels.timeline.body, app),
-          bv = new BlockView(Plotly, panels.blocks.body.firstChild, app),
-          sv = new SeriesView(Plotly, utilPlot, app),
-          rv = new RoofView(Plotly, roofPlot, app);
+        const tv = new TimelineView(Plotly, panels.timeline.body, app);
+        const bv = new BlockView(Plotly, panels.blocks.body.firstChild, app);
+        const sv = new SeriesView(Plotly, utilPlot, app);
+        const rv = new RoofView(Plotly, roofPlot, app);
         await tv.f.init(app.th);
         await bv.f.init(app.th);
         await sv.f.init(app.th);
@@ -972,7 +993,9 @@ export async function render({ model, el, Plotly }) {
         : "no peak is known for this device";
       panels.util.title.title = app.utilOf;
       setText(panels.tokens.sub, M.missing.texts || "");
-    } else app.R.apply(m, buf);
+    } else {
+      app.R.apply(m, buf);
+    }
     const seen = app.seen.size;
     for (const q of app.R.rows) if (q && q.code) app.seen.add(q.code);
     if (!app.frag && app.R.rows.some((q) => q && q.wait === "fragments")) {
@@ -1042,23 +1065,31 @@ export async function render({ model, el, Plotly }) {
       if (policyBox) policyBox.answer(m);
       else liveUpdate({ live: { banner: m.error, bad: true } });
     } else if (m.cmd === "add") {
-      if (m.error) promptBox.fail(m.error);
-      else {
+      if (m.error) {
+        promptBox.fail(m.error);
+      } else {
         promptBox.added(m.id);
         app.wantSel = m.id;
       }
-    } else if (m.cmd === "fork" || m.cmd === "forkform") fork.said(m);
-    else if (m.cmd === "compare") compare.said(m);
-    else if (m.cmd === "finish" && !m.error) {
+    } else if (m.cmd === "fork" || m.cmd === "forkform") {
+      fork.said(m);
+    } else if (m.cmd === "compare") {
+      compare.said(m);
+    } else if (m.cmd === "finish" && !m.error) {
       if (compare.open) compare.ask();
-    } else if (["break", "watch", "run-on", "run-back"].includes(m.cmd) && breaks.said(m)) return;
-    else if (["rename", "drop"].includes(m.cmd) && menu.said(m)) return;
-    else if (m.cmd === "alone" && m.error) liveUpdate({ live: { banner: m.error, bad: true } });
-    else if (m.cmd === "abort") app.say(m.error || `${m.id} will be aborted before the next step`);
-    else if (m.field) {
-      if (!controls.fail(m.field, m.error || "") && m.error)
+    } else if (["break", "watch", "run-on", "run-back"].includes(m.cmd) && breaks.said(m)) {
+    } else if (["rename", "drop"].includes(m.cmd) && menu.said(m)) {
+    } else if (m.cmd === "alone" && m.error) {
+      liveUpdate({ live: { banner: m.error, bad: true } });
+    } else if (m.cmd === "abort") {
+      app.say(m.error || `${m.id} will be aborted before the next step`);
+    } else if (m.field) {
+      if (!controls.fail(m.field, m.error || "") && m.error) {
         liveUpdate({ live: { banner: m.error, bad: true } });
-    } else if (m.error) liveUpdate({ live: { banner: m.error, bad: true } });
+      }
+    } else if (m.error) {
+      liveUpdate({ live: { banner: m.error, bad: true } });
+    }
   }
   function family(m) {
     const able = !app.live.recording;
@@ -1082,9 +1113,9 @@ export async function render({ model, el, Plotly }) {
     }
   }
   function save(m, bufs) {
-    const b = bufs[0],
-      u = URL.createObjectURL(new Blob([b], { type: "application/gzip" })),
-      a = h("a", { href: u, download: m.name });
+    const b = bufs[0];
+    const u = URL.createObjectURL(new Blob([b], { type: "application/gzip" }));
+    const a = h("a", { href: u, download: m.name });
     root.append(a);
     a.click();
     a.remove();
@@ -1097,8 +1128,8 @@ export async function render({ model, el, Plotly }) {
     if (app.live.run === undefined || placeTimer) return;
     placeTimer = setTimeout(() => {
       placeTimer = 0;
-      const u = new URL(location.href),
-        R = app.R;
+      const u = new URL(location.href);
+      const R = app.R;
       if (app.live.run) u.searchParams.set("run", app.live.run);
       else u.searchParams.delete("run");
       if (R && R.step < R.steps) u.searchParams.set("step", R.step);
@@ -1117,9 +1148,11 @@ export async function render({ model, el, Plotly }) {
         } else if (m.type === "live") {
           liveUpdate(m);
           place();
-        } else if (m.type === "controls") controls.show(m);
-        else if (m.type === "said") said(m);
-        else if (m.type === "why") {
+        } else if (m.type === "controls") {
+          controls.show(m);
+        } else if (m.type === "said") {
+          said(m);
+        } else if (m.type === "why") {
           app.why = m;
           if (app.R) {
             words.why.draw();
@@ -1131,21 +1164,31 @@ export async function render({ model, el, Plotly }) {
         } else if (m.type === "inside") {
           app.inside = m;
           if (app.R) words.inside.draw();
-        } else if (m.type === "family") family(m);
-        else if (m.type === "forkform") fork.show(m);
-        else if (m.type === "breaks") {
+        } else if (m.type === "family") {
+          family(m);
+        } else if (m.type === "forkform") {
+          fork.show(m);
+        } else if (m.type === "breaks") {
           breakButton.hidden = false;
           breaks.show(m);
-        } else if (m.type === "stop") stopped(m);
-        else if (m.type === "files") compare.saved(m);
-        else if (m.type === "compared") compare.compared(m);
-        else if (m.type === "comparedrun") compare.comparedRun(m, bufs);
-        else if (m.type === "metrics") {
+        } else if (m.type === "stop") {
+          stopped(m);
+        } else if (m.type === "files") {
+          compare.saved(m);
+        } else if (m.type === "compared") {
+          compare.compared(m);
+        } else if (m.type === "comparedrun") {
+          compare.comparedRun(m, bufs);
+        } else if (m.type === "metrics") {
           app.metrics = m;
           if (app.R) words.metrics.draw();
-        } else if (m.type === "clear") controls.clear();
-        else if (m.type === "save") save(m, bufs);
-        else if (m.type === "alone") alone.show(m);
+        } else if (m.type === "clear") {
+          controls.clear();
+        } else if (m.type === "save") {
+          save(m, bufs);
+        } else if (m.type === "alone") {
+          alone.show(m);
+        }
       })
       .catch((e) => {
         console.error(e);
@@ -1173,10 +1216,10 @@ export async function render({ model, el, Plotly }) {
       const R = app.R;
       if (!R) return null;
       now();
-      const requests = {},
-        n = R.bl.n;
+      const requests = {};
+      const n = R.bl.n;
       R.rows.forEach((q, r) => {
-        if (q)
+        if (q) {
           requests[R.id(r)] = {
             state: STATES[q.code],
             num_computed_tokens: q.computed,
@@ -1184,6 +1227,7 @@ export async function render({ model, el, Plotly }) {
             blocks: Array.from(q.blocks),
             num_preemptions: q.preemptions,
           };
+        }
       });
       return {
         step: R.step,

@@ -39,10 +39,10 @@ export class BatchBar {
   paint() {
     if (!this.dirty) return;
     this.dirty = false;
-    const { R, th } = this.app,
-      c = this.c,
-      dpr = devicePixelRatio || 1,
-      { w, h } = this;
+    const { R, th } = this.app;
+    const c = this.c;
+    const dpr = devicePixelRatio || 1;
+    const { w, h } = this;
     if (!w) {
       this.dirty = true;
       return;
@@ -54,9 +54,9 @@ export class BatchBar {
     const x = c.getContext("2d");
     x.setTransform(dpr, 0, 0, dpr, 0, 0);
     x.clearRect(0, 0, w, h);
-    const total = R.chunks.reduce((a, k) => a + k.n, 0) + R.pad,
-      top = Math.max(total, Math.min(R.config.budget || 0, Math.max(4 * total, 32)) || 1),
-      bar = h - 7;
+    const total = R.chunks.reduce((a, k) => a + k.n, 0) + R.pad;
+    const top = Math.max(total, Math.min(R.config.budget || 0, Math.max(4 * total, 32)) || 1);
+    const bar = h - 7;
     this.hit = [];
     x.fillStyle = th.track;
     x.fillRect(0, 0, w, bar);
@@ -66,9 +66,9 @@ export class BatchBar {
     x.textAlign = "center";
     x.textBaseline = "middle";
     for (const k of R.chunks) {
-      const xa = px(at),
-        xb = Math.max(xa + 1, px(at + k.n)),
-        g = xb - xa > 4 ? 1 : 0;
+      const xa = px(at);
+      const xb = Math.max(xa + 1, px(at + k.n));
+      const g = xb - xa > 4 ? 1 : 0;
       at += k.n;
       this.hit.push({ xa, xb, k });
       x.fillStyle = th.own.css[k.r & 255];
@@ -86,8 +86,8 @@ export class BatchBar {
       }
     }
     if (R.pad) {
-      const xa = px(at),
-        xb = px(at + R.pad);
+      const xa = px(at);
+      const xb = px(at + R.pad);
       x.fillStyle = th.state.padded[0];
       x.fillRect(xa, 0, Math.max(1, xb - xa), bar);
       x.fillRect(xa, bar + 2, Math.max(1, xb - xa), 5);
@@ -95,8 +95,8 @@ export class BatchBar {
     this.top = top;
   }
   summary() {
-    const s = this.sums(),
-      n = s.reduce((a, b) => a + b, 0);
+    const s = this.sums();
+    const n = s.reduce((a, b) => a + b, 0);
     return n
       ? `Batch of step ${this.app.R.step}: ${n} tokens of ${this.app.R.chunks.length} requests; ` +
           KINDS.map((k, i) => `${s[i]} ${k}`).join(", ")

@@ -104,36 +104,36 @@ export class BlockView {
     return { "xaxis.range": [-0.5, this.cols - 0.5], "yaxis.range": [this.rows - 0.5, -0.5] };
   }
   at(p) {
-    const x = Math.round(p.x),
-      y = Math.round(p.y);
+    const x = Math.round(p.x);
+    const y = Math.round(p.y);
     if (x < 0 || x >= this.cols || y < 0) return -1;
     const i = y * this.cols + x;
     return i < this.app.R.bl.n ? i : -1;
   }
   frags() {
-    const { R } = this.app,
-      q = R.waiting.length ? R.rows[R.waiting[0]] : null;
+    const { R } = this.app;
+    const q = R.waiting.length ? R.rows[R.waiting[0]] : null;
     return !!q && q.wait === "fragments";
   } // the head of the queue waits though enough blocks are free
   run(i) {
     const bl = this.app.R.bl;
-    let a = i,
-      b = i;
+    let a = i;
+    let b = i;
     while (a > 1 && !bl.refs(a - 1)) a--;
     while (b + 1 < bl.n && !bl.refs(b + 1)) b++;
     return b - a + 1;
   }
   picked() {
-    const { sel, R } = this.app,
-      q = sel >= 0 ? R.rows[sel] : null;
+    const { sel, R } = this.app;
+    const q = sel >= 0 ? R.rows[sel] : null;
     return q ? new Set(q.blocks) : null;
   }
   paint(f, ctx, g) {
-    const { th, R } = this.app,
-      { W, H, dpr } = g,
-      cell = Math.min(W / (g.x1 - g.x0), H / (g.y1 - g.y0)) / dpr,
-      bl = R.bl,
-      vis = Math.max(1, g.x1 - g.x0) * Math.max(1, g.y1 - g.y0);
+    const { th, R } = this.app;
+    const { W, H, dpr } = g;
+    const cell = Math.min(W / (g.x1 - g.x0), H / (g.y1 - g.y0)) / dpr;
+    const bl = R.bl;
+    const vis = Math.max(1, g.x1 - g.x0) * Math.max(1, g.y1 - g.y0);
     const frag = this.frags();
     if (frag !== this.frag) {
       this.frag = frag;
@@ -155,31 +155,31 @@ export class BlockView {
       this.pkey = null;
       return;
     }
-    const key = [g.x0, g.x1, g.y0, g.y1, W, H, dpr, this.mk ? [...this.mk].join(".") : ""].join(),
-      inc =
-        !f.fresh &&
-        this.pkey === key &&
-        this.pth === th &&
-        this.pbl === bl &&
-        bl.dirty &&
-        !this.app.noIncrement;
+    const key = [g.x0, g.x1, g.y0, g.y1, W, H, dpr, this.mk ? [...this.mk].join(".") : ""].join();
+    const inc =
+      !f.fresh &&
+      this.pkey === key &&
+      this.pth === th &&
+      this.pbl === bl &&
+      bl.dirty &&
+      !this.app.noIncrement;
     this.pkey = key;
     this.pth = th;
     this.pbl = bl;
-    const sx = W / (g.x1 - g.x0),
-      sy = H / (g.y1 - g.y0),
-      k = {
-        g,
-        sx,
-        sy,
-        cell,
-        gap: Math.max(1, Math.round(cell * 0.07 * dpr)),
-        rad: Math.round(Math.min(5, cell * 0.14) * dpr),
-        fs: Math.min(14, Math.max(9, cell * 0.42)) * dpr,
-        text: cell >= 14,
-        lw: Math.max(1, Math.round(cell / 18)) * dpr,
-        dim: this.mk && this.mk.size > 0,
-      };
+    const sx = W / (g.x1 - g.x0);
+    const sy = H / (g.y1 - g.y0);
+    const k = {
+      g,
+      sx,
+      sy,
+      cell,
+      gap: Math.max(1, Math.round(cell * 0.07 * dpr)),
+      rad: Math.round(Math.min(5, cell * 0.14) * dpr),
+      fs: Math.min(14, Math.max(9, cell * 0.42)) * dpr,
+      text: cell >= 14,
+      lw: Math.max(1, Math.round(cell / 18)) * dpr,
+      dim: this.mk && this.mk.size > 0,
+    };
     ctx.textAlign = "center";
     ctx.textBaseline = "middle";
     ctx.font = this.font = `600 ${k.fs}px ${th.font}`;
@@ -190,34 +190,35 @@ export class BlockView {
     } // only the blocks that changed
     ctx.clearRect(0, 0, W, H);
     bl.dirty = new Set();
-    const c0 = clamp(Math.floor(g.x0 + 0.5), 0, this.cols - 1),
-      c1 = clamp(Math.ceil(g.x1), 0, this.cols - 1),
-      r0 = clamp(Math.floor(g.y0 + 0.5), 0, this.rows - 1),
-      r1 = clamp(Math.ceil(g.y1), 0, this.rows - 1);
-    for (let r = r0; r <= r1; r++)
+    const c0 = clamp(Math.floor(g.x0 + 0.5), 0, this.cols - 1);
+    const c1 = clamp(Math.ceil(g.x1), 0, this.cols - 1);
+    const r0 = clamp(Math.floor(g.y0 + 0.5), 0, this.rows - 1);
+    const r1 = clamp(Math.ceil(g.y1), 0, this.rows - 1);
+    for (let r = r0; r <= r1; r++) {
       for (let c = c0; c <= c1; c++) {
         const i = r * this.cols + c;
         if (i >= bl.n) break;
         this.cell(ctx, i, k, false);
       }
+    }
   }
   cell(ctx, i, { g, sx, sy, cell, gap, rad, fs, text, lw, dim }, clear) {
-    const { th, R } = this.app,
-      bl = R.bl,
-      dpr = g.dpr,
-      refs = bl.refs(i),
-      own = bl.owner(i),
-      flags = bl.flags(i),
-      k = own & 255,
-      c = i % this.cols,
-      r = (i - c) / this.cols;
-    const xa = Math.round((c - 0.5 - g.x0) * sx),
-      xb = Math.round((c + 0.5 - g.x0) * sx) - gap,
-      ya = Math.round((r - 0.5 - g.y0) * sy),
-      yb = Math.round((r + 0.5 - g.y0) * sy) - gap,
-      w = xb - xa,
-      h = yb - ya,
-      off = dim && !this.mk.has(i);
+    const { th, R } = this.app;
+    const bl = R.bl;
+    const dpr = g.dpr;
+    const refs = bl.refs(i);
+    const own = bl.owner(i);
+    const flags = bl.flags(i);
+    const k = own & 255;
+    const c = i % this.cols;
+    const r = (i - c) / this.cols;
+    const xa = Math.round((c - 0.5 - g.x0) * sx);
+    const xb = Math.round((c + 0.5 - g.x0) * sx) - gap;
+    const ya = Math.round((r - 0.5 - g.y0) * sy);
+    const yb = Math.round((r + 0.5 - g.y0) * sy) - gap;
+    const w = xb - xa;
+    const h = yb - ya;
+    const off = dim && !this.mk.has(i);
     if (xb < 0 || yb < 0 || xa > g.W || ya > g.H) return;
     if (clear) ctx.clearRect(xa - 1, ya - 1, w + 2, h + 2); // 1 px more: anti-aliasing may bleed into the gap
     const box = (x, y, w, h, r) => {
@@ -235,15 +236,15 @@ export class BlockView {
       ctx.lineTo(xb - 0.22 * w, ya + 0.22 * h);
       ctx.stroke();
     } else if (refs) {
-      const fill = bl.fill(i),
-        full = fill >= bl.size;
+      const fill = bl.fill(i);
+      const full = fill >= bl.size;
       ctx.globalAlpha = off ? 0.28 : 1;
       ctx.fillStyle = full ? th.own.css[k] : th.own.tint[k];
       box(xa, ya, w, h, rad);
       ctx.fill();
       if (!full && fill) {
-        const fh = Math.max(1, Math.round((h * fill) / bl.size)),
-          top = fh > h - rad ? rad : 0;
+        const fh = Math.max(1, Math.round((h * fill) / bl.size));
+        const top = fh > h - rad ? rad : 0;
         ctx.fillStyle = th.own.css[k];
         box(xa, yb - fh, w, fh, fh < rad ? [0, 0, fh, fh] : [top, top, rad, rad]);
         ctx.fill();
@@ -264,7 +265,9 @@ export class BlockView {
           ctx.font = `600 ${fs * 0.62}px ${th.font}`;
           ctx.fillText("×" + refs, xa + w / 2, ya + h * 0.73, w * 0.7);
           ctx.font = this.font;
-        } else ctx.fillText(s, xa + w / 2, ya + h / 2 + fs * 0.04, w * 0.86);
+        } else {
+          ctx.fillText(s, xa + w / 2, ya + h / 2 + fs * 0.04, w * 0.86);
+        }
       }
     } else {
       // free; cached but free: dots in the last owner's colour
@@ -284,14 +287,15 @@ export class BlockView {
       } // free, in a run that is too short
       if (flags & CACHED) {
         ctx.fillStyle = th.own.css[k];
-        const step = Math.max(4, Math.round(cell / 5)) * dpr,
-          ds = Math.max(1, Math.round(step * 0.4)),
-          nx = Math.max(1, Math.floor((w - step * 0.6) / step)),
-          ny = Math.max(1, Math.floor((h - step * 0.6) / step)),
-          ox = Math.round(xa + (w - (nx - 1) * step - ds) / 2),
-          oy = Math.round(ya + (h - (ny - 1) * step - ds) / 2);
-        for (let a = 0; a < nx; a++)
+        const step = Math.max(4, Math.round(cell / 5)) * dpr;
+        const ds = Math.max(1, Math.round(step * 0.4));
+        const nx = Math.max(1, Math.floor((w - step * 0.6) / step));
+        const ny = Math.max(1, Math.floor((h - step * 0.6) / step));
+        const ox = Math.round(xa + (w - (nx - 1) * step - ds) / 2);
+        const oy = Math.round(ya + (h - (ny - 1) * step - ds) / 2);
+        for (let a = 0; a < nx; a++) {
           for (let b = 0; b < ny; b++) ctx.fillRect(ox + a * step, oy + b * step, ds, ds);
+        }
       }
     }
     if (bl.marked[i]) {
@@ -314,14 +318,14 @@ export class BlockView {
     x.rect(g.l - 2, g.t - 2, g.w + 4, g.h + 4);
     x.clip();
     x.lineJoin = "round";
-    const gap = Math.max(1, Math.round(Math.min(g.sx, g.sy) * 0.07)),
-      box = (i) => [
-        g.l + ((i % this.cols) - 0.5 - g.x0) * g.sx,
-        g.t + (Math.floor(i / this.cols) - 0.5 - g.y0) * g.sy,
-        g.sx - gap,
-        g.sy - gap,
-      ];
-    if (this.mk)
+    const gap = Math.max(1, Math.round(Math.min(g.sx, g.sy) * 0.07));
+    const box = (i) => [
+      g.l + ((i % this.cols) - 0.5 - g.x0) * g.sx,
+      g.t + (Math.floor(i / this.cols) - 0.5 - g.y0) * g.sy,
+      g.sx - gap,
+      g.sy - gap,
+    ];
+    if (this.mk) {
       for (const [col, lw] of [
         [th.halo, 4],
         [th.accent, 2],
@@ -336,6 +340,7 @@ export class BlockView {
         }
         x.stroke();
       }
+    }
     const one = (i, col, lw) => {
       const b = box(i);
       x.strokeStyle = th.halo;
@@ -354,12 +359,12 @@ export class BlockView {
   pins(x, box, th) {
     // blocks with attention sinks: a disc in the lower left corner
     const n = this.app.R.sinkBlocks;
-    for (const q of this.app.R.rows)
-      if (q)
+    for (const q of this.app.R.rows) {
+      if (q) {
         for (const i of q.blocks.slice(0, n)) {
           if (!i) continue;
-          const b = box(i),
-            r = Math.max(2, Math.min(b[2], b[3]) * 0.14);
+          const b = box(i);
+          const r = Math.max(2, Math.min(b[2], b[3]) * 0.14);
           for (const [col, d] of [
             [th.halo, 1.5],
             [th.fg, 0],
@@ -370,23 +375,25 @@ export class BlockView {
             x.fill();
           }
         }
+      }
+    }
   }
   arrow(x, a, b, th) {
     // copy-on-write in this step: from the block that was shared to its copy, bent, so that several in one row stay apart
-    const ax = a[0] + a[2] / 2,
-      ay = a[1] + a[3] / 2,
-      bx = b[0] + b[2] / 2,
-      by = b[1] + b[3] / 2,
-      d = Math.hypot(bx - ax, by - ay) || 1,
-      k = Math.min(0.35, 0.12 + a[3] / d),
-      cx = (ax + bx) / 2 + (by - ay) * k,
-      cy = (ay + by) / 2 - (bx - ax) * k,
-      q = Math.hypot(bx - cx, by - cy) || 1,
-      ux = (bx - cx) / q,
-      uy = (by - cy) / q,
-      t = Math.max(5, Math.min(9, b[3] * 0.3)),
-      ex = bx - ux * t,
-      ey = by - uy * t;
+    const ax = a[0] + a[2] / 2;
+    const ay = a[1] + a[3] / 2;
+    const bx = b[0] + b[2] / 2;
+    const by = b[1] + b[3] / 2;
+    const d = Math.hypot(bx - ax, by - ay) || 1;
+    const k = Math.min(0.35, 0.12 + a[3] / d);
+    const cx = (ax + bx) / 2 + (by - ay) * k;
+    const cy = (ay + by) / 2 - (bx - ax) * k;
+    const q = Math.hypot(bx - cx, by - cy) || 1;
+    const ux = (bx - cx) / q;
+    const uy = (by - cy) / q;
+    const t = Math.max(5, Math.min(9, b[3] * 0.3));
+    const ex = bx - ux * t;
+    const ey = by - uy * t;
     for (const [col, lw] of [
       [th.halo, 4],
       [th.mark, 1.8],
@@ -415,31 +422,33 @@ export class BlockView {
             : "",
       )
       .join("");
-    const { R } = this.app,
-      n = R.sinkBlocks,
-      pinned =
-        n && R.bl.refs(i) && R.holders(i).some((r) => R.rows[r] && R.rows[r].blocks.slice(0, n).includes(i))
-          ? `\nholds attention sinks: every query sees its request's first ${plural(R.meta.sinks, "token")}`
-          : "";
+    const { R } = this.app;
+    const n = R.sinkBlocks;
+    const pinned =
+      n && R.bl.refs(i) && R.holders(i).some((r) => R.rows[r] && R.rows[r].blocks.slice(0, n).includes(i))
+        ? `\nholds attention sinks: every query sees its request's first ${plural(R.meta.sinks, "token")}`
+        : "";
     return this.what(i) + pinned + copied;
   }
   what(i) {
-    const { R } = this.app,
-      bl = R.bl,
-      kind = bl.kind(i),
-      who = R.name(bl.owner(i)),
-      fill = `${bl.fill(i)} of ${plural(bl.size, "slot")} filled`,
-      changed = bl.marked[i] ? "\nchanged in this step" : "";
+    const { R } = this.app;
+    const bl = R.bl;
+    const kind = bl.kind(i);
+    const who = R.name(bl.owner(i));
+    const fill = `${bl.fill(i)} of ${plural(bl.size, "slot")} filled`;
+    const changed = bl.marked[i] ? "\nchanged in this step" : "";
     if (kind === "null") return `block ${i}\nthe null block: never given out`;
     if (kind === "shared") {
       const h = R.holders(i).map((r) => R.name(r));
       return `block ${i}\nshared by ${h.length}: ${h.slice(0, 8).join(", ")}${h.length > 8 ? ", …" : ""}\n${fill}${changed}`;
     }
-    if (kind === "used")
+    if (kind === "used") {
       return `block ${i}\nowned by ${who}\n${fill}${bl.flags(i) & CACHED ? "\nfull, can be found by its hash" : ""}${changed}`;
+    }
     if (kind === "reserved") return `block ${i}\nreserved for ${who}, no token yet${changed}`;
-    if (kind === "cached")
+    if (kind === "cached") {
       return `block ${i}\nfree, but still holds tokens of ${who}:\na prompt that begins the same can hit it${changed}`;
+    }
     if (this.frag) {
       const q = R.rows[R.waiting[0]];
       return `block ${i}\nfree, in a run of ${this.run(i)}\n${R.name(R.waiting[0])} needs ${q.need} side by side${changed}`;
@@ -463,8 +472,8 @@ export class BlockView {
   choose(i) {
     const { R } = this.app;
     if (!R.bl.refs(i)) return this.app.select(-1);
-    const h = R.holders(i),
-      at = h.indexOf(this.app.sel);
+    const h = R.holders(i);
+    const at = h.indexOf(this.app.sel);
     this.app.select(at >= 0 ? h[(at + 1) % h.length] : R.bl.owner(i));
   } // a second click on a shared block goes to its next holder
   click(p) {
@@ -475,16 +484,21 @@ export class BlockView {
     }
   }
   key(e) {
-    const n = this.app.R.bl.n,
-      c = this.cols,
-      m = e.shiftKey ? 8 : 1,
-      d = { ArrowLeft: -m, ArrowRight: m, ArrowUp: -c, ArrowDown: c, PageUp: -8 * c, PageDown: 8 * c }[e.key];
+    const n = this.app.R.bl.n;
+    const c = this.cols;
+    const m = e.shiftKey ? 8 : 1;
+    const d = { ArrowLeft: -m, ArrowRight: m, ArrowUp: -c, ArrowDown: c, PageUp: -8 * c, PageDown: 8 * c }[
+      e.key
+    ];
     let i = this.cur < 0 ? 0 : this.cur;
-    if (d !== undefined) i = this.cur < 0 ? 0 : clamp(i + d, 0, n - 1);
-    else if (e.key === "Enter") {
+    if (d !== undefined) {
+      i = this.cur < 0 ? 0 : clamp(i + d, 0, n - 1);
+    } else if (e.key === "Enter") {
       this.pick(i);
       return true;
-    } else return false;
+    } else {
+      return false;
+    }
     this.cur = i;
     this.app.say(this.describe(i).replace(/\n/g, ", "));
     this.f.dov = true;

@@ -51,11 +51,11 @@ export class ForkForm {
     });
   }
   picked() {
-    const { app } = this,
-      text = app.promptText().trim(),
-      who = app.sel >= 0 ? app.R.id(app.sel) : "",
-      q = app.sel >= 0 ? app.R.rows[app.sel] : null,
-      ended = q && (q.status === "finished" || q.status === "refused");
+    const { app } = this;
+    const text = app.promptText().trim();
+    const who = app.sel >= 0 ? app.R.id(app.sel) : "";
+    const q = app.sel >= 0 ? app.R.rows[app.sel] : null;
+    const ended = q && (q.status === "finished" || q.status === "refused");
     this.add.disabled = !text;
     this.add.checked = false;
     setText(this.addText, text ? "add the prompt in the box" : "add a prompt: type it in the box first");
@@ -76,13 +76,13 @@ export class ForkForm {
       `A branch with something changed from here on; “${m.name}” stays as it is. With nothing changed it repeats it.`,
     );
     this.inputs = m.fields.map((f) => {
-      const id = "cb-fork-" + f.name,
-        attrs = {
-          id,
-          class: "cb-fork-" + f.name,
-          disabled: !f.open,
-          title: f.open ? f.help : f.help + " Only at step 0: it can't change in the middle of a run.",
-        };
+      const id = "cb-fork-" + f.name;
+      const attrs = {
+        id,
+        class: "cb-fork-" + f.name,
+        disabled: !f.open,
+        title: f.open ? f.help : f.help + " Only at step 0: it can't change in the middle of a run.",
+      };
       const input =
         f.kind === "select"
           ? h(
@@ -92,8 +92,8 @@ export class ForkForm {
             )
           : h("input", { type: "number", inputmode: "numeric", min: f.min, max: f.max, ...attrs });
       input.value = f.value ?? "";
-      const label = h("label", { for: id, text: f.label, title: attrs.title }),
-        row = h("div", { class: "cb-field" }, label, input);
+      const label = h("label", { for: id, text: f.label, title: attrs.title });
+      const row = h("div", { class: "cb-field" }, label, input);
       input.addEventListener("change", () =>
         row.classList.toggle("cb-pending", String(f.value ?? "") !== input.value),
       );
@@ -110,9 +110,11 @@ export class ForkForm {
     if (!this.inputs) return;
     fail(this.error, "");
     const changes = {};
-    for (const { f, input } of this.inputs)
-      if (!input.disabled && input.value.trim() !== String(f.value ?? ""))
+    for (const { f, input } of this.inputs) {
+      if (!input.disabled && input.value.trim() !== String(f.value ?? "")) {
         changes[f.name] = input.value.trim();
+      }
+    }
     this.app.send("fork", {
       at: this.at,
       changes,
@@ -178,20 +180,20 @@ export class BranchMenu {
   }
   row(b) {
     const name = h(
-        "button",
-        {
-          type: "button",
-          class: "cb-branch-show",
-          dir: "auto",
-          title: "Show this branch",
-          onclick: () => {
-            this.pop.close();
-            if (!n._b.shown) this.app.send("branch", { name: n._b.name });
-          },
+      "button",
+      {
+        type: "button",
+        class: "cb-branch-show",
+        dir: "auto",
+        title: "Show this branch",
+        onclick: () => {
+          this.pop.close();
+          if (!n._b.shown) this.app.send("branch", { name: n._b.name });
         },
-        b.name,
-      ),
-      what = h("span", { class: "cb-note" });
+      },
+      b.name,
+    );
+    const what = h("span", { class: "cb-note" });
     const input = h("input", {
       type: "text",
       class: "cb-branch-new",
@@ -216,7 +218,9 @@ export class BranchMenu {
         input.value = n._b.name;
         input.focus();
         input.select();
-      } else if (this.pop.open) name.focus();
+      } else if (this.pop.open) {
+        name.focus();
+      }
       fail(this.error, "");
     };
     const drop = h("button", {
@@ -228,7 +232,9 @@ export class BranchMenu {
         if (drop.textContent === "Drop") {
           const below = this.below(n._b.name);
           drop.textContent = below ? `Drop, with ${below}?` : "Really?";
-        } else this.app.send("drop", { name: n._b.name });
+        } else {
+          this.app.send("drop", { name: n._b.name });
+        }
       },
     });
     const n = h(
@@ -248,10 +254,11 @@ export class BranchMenu {
     return n;
   }
   below(name) {
-    const all = [name],
-      live = this.branches.filter((b) => b.live);
-    for (let i = 0; i < all.length; i++)
+    const all = [name];
+    const live = this.branches.filter((b) => b.live);
+    for (let i = 0; i < all.length; i++) {
       for (const b of live) if (b.parent === all[i] && !all.includes(b.name)) all.push(b.name);
+    }
     return all.slice(1).join(", ");
   }
   said(m) {

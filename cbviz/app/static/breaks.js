@@ -7,11 +7,11 @@ export class BreakMenu {
     this.button = button;
     this.pop = new Popover(app, root, button, "Breakpoints", "cb-breakpop", () => this.picked());
     const add = (cls, text, f) =>
-        h("button", { type: "button", class: `cb-btn cb-small ${cls}`, text, onclick: f }),
-      send = (wish) => {
-        fail(this.error, "");
-        app.send("break", wish);
-      };
+      h("button", { type: "button", class: `cb-btn cb-small ${cls}`, text, onclick: f });
+    const send = (wish) => {
+      fail(this.error, "");
+      app.send("break", wish);
+    };
     this.event = h("select", { class: "cb-break-event", "aria-label": "Event" });
     this.whose = h("select", { class: "cb-break-whose", "aria-label": "Of what" });
     this.kv = h("input", {
@@ -93,9 +93,9 @@ export class BreakMenu {
     });
   }
   picked() {
-    const { app } = this,
-      b = app.bv ? app.bv.cur : -1,
-      opts = [["", "whoever it is"]];
+    const { app } = this;
+    const b = app.bv ? app.bv.cur : -1;
+    const opts = [["", "whoever it is"]];
     if (app.sel >= 0) opts.push(["r", app.R.id(app.sel)]);
     if (b > 0) opts.push(["b", `block ${b}`]);
     this.block = b;
@@ -138,15 +138,15 @@ export class BreakMenu {
       (b) => b.name,
       (b) => {
         const box = h("input", {
-            type: "checkbox",
-            onchange: () => this.app.send("break-set", { name: b.name, enabled: box.checked }),
-          }),
-          n = h(
-            "div",
-            { class: "cb-breakrow", "data-break": b.name },
-            h("label", { class: "cb-check" }, box, h("span", { dir: "auto", text: b.name }), h("em")),
-            this.cross(`Remove ${b.name}`, () => this.app.send("break-remove", { name: b.name })),
-          );
+          type: "checkbox",
+          onchange: () => this.app.send("break-set", { name: b.name, enabled: box.checked }),
+        });
+        const n = h(
+          "div",
+          { class: "cb-breakrow", "data-break": b.name },
+          h("label", { class: "cb-check" }, box, h("span", { dir: "auto", text: b.name }), h("em")),
+          this.cross(`Remove ${b.name}`, () => this.app.send("break-remove", { name: b.name })),
+        );
         n._box = box;
         return n;
       },

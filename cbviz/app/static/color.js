@@ -132,8 +132,8 @@ export const abgr = (h) => {
   return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
 }; // little-endian RGBA
 export function mix(a, b, t) {
-  const A = rgb(a),
-    B = rgb(b);
+  const A = rgb(a);
+  const B = rgb(b);
   return hex(...A.map((v, i) => v + (B[i] - v) * t));
 }
 const linear = (c) => {
@@ -149,17 +149,17 @@ export const lstar = (h) => {
   return y > 0.008856 ? 116 * Math.cbrt(y) - 16 : 903.3 * y;
 };
 export const contrast = (a, b) => {
-  const x = lum(a),
-    y = lum(b);
+  const x = lum(a);
+  const y = lum(b);
   return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05);
 };
 export function oklch(L, C, degrees) {
-  const h = (degrees * Math.PI) / 180,
-    a = C * Math.cos(h),
-    b = C * Math.sin(h);
-  const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3,
-    m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3,
-    s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const h = (degrees * Math.PI) / 180;
+  const a = C * Math.cos(h);
+  const b = C * Math.sin(h);
+  const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
   const g = (v) => 255 * (v <= 0.0031308 ? 12.92 * v : 1.055 * Math.max(v, 0) ** (1 / 2.4) - 0.055);
   return hex(
     g(4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s),
@@ -169,9 +169,9 @@ export function oklch(L, C, degrees) {
 }
 // Owner colours: golden-angle hues on three lightness levels, so that neighbouring ids differ in grey too. A cycle of 256.
 export function ownerPalette(th) {
-  const css = [],
-    tint = [],
-    ink = [];
+  const css = [];
+  const tint = [];
+  const ink = [];
   for (let k = 0; k < 256; k++) {
     const c = oklch(th.ownerL[k % 3], th.ownerC, (k * 137.508 + 250) % 360);
     css.push(c);
@@ -182,9 +182,9 @@ export function ownerPalette(th) {
 }
 export function stateLut(th) {
   // indexed by RANK
-  const n = STATES.length,
-    a = new Uint32Array(n),
-    b = new Uint32Array(n);
+  const n = STATES.length;
+  const a = new Uint32Array(n);
+  const b = new Uint32Array(n);
   for (let r = 0; r < n; r++) {
     const c = th.state[STATES[UNRANK[r]]];
     a[r] = abgr(c[0]);

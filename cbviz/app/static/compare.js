@@ -7,9 +7,9 @@ import { isolated } from "./texts.js";
 import { sentence, toneOf, METRICS } from "./panels.js";
 import { errorLine, fail } from "./popover.js";
 import { h, sync, setText, setAttr } from "./dom.js";
-const TICKS = 2000,
-  GUTTER = 62,
-  MOST = 4;
+const TICKS = 2000;
+const GUTTER = 62;
+const MOST = 4;
 const MORE = {
   num_steps: "steps",
   num_finished: "finished",
@@ -22,24 +22,25 @@ const MORE = {
 };
 // 1, 2 or 5 times a power of ten, so that about six of them fit.
 export function tickStep(top) {
-  const raw = top / 6 || 1,
-    p = 10 ** Math.floor(Math.log10(raw));
+  const raw = top / 6 || 1;
+  const p = 10 ** Math.floor(Math.log10(raw));
   return [1, 2, 5, 10].map((k) => k * p).find((d) => d >= raw * 0.999);
 }
 
 // A timeline on the clock instead of on steps: `ticks` columns from a to b seconds. Of states shorter than a column the last one stays.
 export function byClock(R, a, b, ticks = TICKS) {
-  const t0 = R.col("t0"),
-    t1 = R.col("t1"),
-    n = R.steps,
-    out = new Timeline(R.tl.n),
-    at = (s) => 1 + Math.floor(((ticks - 1) * (s - a)) / (b - a || 1)),
-    start = (step) => at(step <= n ? t0[step - 1] : t1[n - 1]);
-  for (let r = 0; r < R.tl.n; r++)
+  const t0 = R.col("t0");
+  const t1 = R.col("t1");
+  const n = R.steps;
+  const out = new Timeline(R.tl.n);
+  const at = (s) => 1 + Math.floor(((ticks - 1) * (s - a)) / (b - a || 1));
+  const start = (step) => at(step <= n ? t0[step - 1] : t1[n - 1]);
+  for (let r = 0; r < R.tl.n; r++) {
     for (let i = 0; i < R.tl.len[r]; i++) {
       const w = R.tl.rows[r][i];
       out.push(r, start(w >>> 5), w & 31);
     }
+  }
   out.t = n ? at(t1[n - 1]) + 1 : 1;
   return out;
 }
@@ -130,14 +131,14 @@ export class ComparePanel {
     const known = this.branches.map((b) => "branch:" + b.name);
     this.picks = this.picks.filter((p) => p.startsWith("file:") || known.includes(p));
     if (this.picks.length < 2) {
-      const me = this.branches.find((b) => b.shown),
-        list = [
-          ...new Set(
-            [me && me.parent, me && me.name, ...this.branches.map((b) => b.name)].filter(
-              (n) => n && known.includes("branch:" + n),
-            ),
+      const me = this.branches.find((b) => b.shown);
+      const list = [
+        ...new Set(
+          [me && me.parent, me && me.name, ...this.branches.map((b) => b.name)].filter(
+            (n) => n && known.includes("branch:" + n),
           ),
-        ];
+        ),
+      ];
       this.picks = list.slice(0, 2).map((n) => "branch:" + n);
     }
     this.drawPicks();
@@ -261,16 +262,16 @@ export class ComparePanel {
     return this.picks.indexOf("branch:" + this.name);
   }
   shownAt() {
-    const k = this.shown,
-      R = this.app.R;
+    const k = this.shown;
+    const R = this.app.R;
     return k < 0 || !R || !this.data
       ? null
       : baseOf(k, clamp(R.step, 0, this.data.runs[k].steps), this.times);
   }
   go(at, fromPage = false) {
     this.at = at;
-    const c = this.cursors(),
-      k = this.shown;
+    const c = this.cursors();
+    const k = this.shown;
     this.drawCursors();
     if (!fromPage && k >= 0 && c[k] !== this.app.R.step) this.app.seek(c[k]);
   }
@@ -280,8 +281,8 @@ export class ComparePanel {
   // Called with the page's words: the page's cursor takes ours along, and a run that has grown is compared again.
   draw() {
     if (!this.open || !this.data) return;
-    const k = this.shown,
-      { R, live } = this.app;
+    const k = this.shown;
+    const { R, live } = this.app;
     this.paint();
     if (k >= 0 && this.data.runs[k] && R) {
       if (this.cursors()[k] !== clamp(R.step, 0, this.data.runs[k].steps)) this.go(this.shownAt(), true);
@@ -295,32 +296,32 @@ export class ComparePanel {
     this.lanes.replaceChildren(
       ...d.runs.map((r, i) => {
         const b = this.picks[i].startsWith("branch:")
-            ? this.branches.find((x) => "branch:" + x.name === this.picks[i])
-            : null,
-          c = h("canvas", { role: "img", "aria-label": `Timeline of ${r.name}` }),
-          line = h("div", { class: "cb-lanecursor" }),
-          now = h("span", { class: "cb-note" }),
-          n = h(
+          ? this.branches.find((x) => "branch:" + x.name === this.picks[i])
+          : null;
+        const c = h("canvas", { role: "img", "aria-label": `Timeline of ${r.name}` });
+        const line = h("div", { class: "cb-lanecursor" });
+        const now = h("span", { class: "cb-note" });
+        const n = h(
+          "div",
+          { class: "cb-lane", "data-run": r.name },
+          h(
             "div",
-            { class: "cb-lane", "data-run": r.name },
-            h(
-              "div",
-              { class: "cb-lanehead" },
-              h("b", { dir: "auto", text: cut(r.name, 80), title: r.name }),
-              h("span", { class: "cb-note", text: plural(r.steps, "step") }),
-              now,
-              h("span", { class: "cb-grow" }),
-              b && b.live && !b.done
-                ? h("button", {
-                    type: "button",
-                    class: "cb-btn cb-small cb-finish",
-                    text: "Run to its end",
-                    onclick: () => this.app.send("finish", { name: r.name }),
-                  })
-                : null,
-            ),
-            h("div", { class: "cb-lanebox" }, c, line),
-          );
+            { class: "cb-lanehead" },
+            h("b", { dir: "auto", text: cut(r.name, 80), title: r.name }),
+            h("span", { class: "cb-note", text: plural(r.steps, "step") }),
+            now,
+            h("span", { class: "cb-grow" }),
+            b && b.live && !b.done
+              ? h("button", {
+                  type: "button",
+                  class: "cb-btn cb-small cb-finish",
+                  text: "Run to its end",
+                  onclick: () => this.app.send("finish", { name: r.name }),
+                })
+              : null,
+          ),
+          h("div", { class: "cb-lanebox" }, c, line),
+        );
         c.addEventListener("click", (e) => this.go(baseOf(i, this.stepAt(i, e), this.times)));
         c.addEventListener("mousemove", (e) => {
           c.title = this.describe(i, e);
@@ -378,10 +379,10 @@ export class ComparePanel {
     this.paint();
   }
   pair(p, i) {
-    const base = this.data.runs[0].name,
-      side = (name, list) =>
-        list.length ? h("div", {}, h("p", { class: "cb-sub", text: name }), this.list(list)) : null,
-      at = p.parting;
+    const base = this.data.runs[0].name;
+    const side = (name, list) =>
+      list.length ? h("div", {}, h("p", { class: "cb-sub", text: name }), this.list(list)) : null;
+    const at = p.parting;
     return h(
       "section",
       { class: "cb-pair", "data-pair": p.name },
@@ -441,9 +442,9 @@ export class ComparePanel {
   }
   // Timelines -----------------------------------------------------------------------------------------------------------
   span() {
-    const t = this.runs.filter((R) => R.steps),
-      a = Math.min(...t.map((R) => R.col("t0")[0])),
-      b = Math.max(...t.map((R) => R.col("t1")[R.steps - 1]));
+    const t = this.runs.filter((R) => R.steps);
+    const a = Math.min(...t.map((R) => R.col("t0")[0]));
+    const b = Math.max(...t.map((R) => R.col("t1")[R.steps - 1]));
     return t.length ? [a, b] : [0, 1];
   }
   paint() {
@@ -451,29 +452,29 @@ export class ComparePanel {
     const w = this.lanes.clientWidth;
     if (!w) return;
     this.dirty = false;
-    const dpr = devicePixelRatio || 1,
-      { th } = this.app,
-      time = this.by === "time",
-      [a, b] = time ? this.span() : [0, 0];
+    const dpr = devicePixelRatio || 1;
+    const { th } = this.app;
+    const time = this.by === "time";
+    const [a, b] = time ? this.span() : [0, 0];
     this.range = time ? [0.5, TICKS + 0.5] : [0.5, Math.max(10, this.most()) + 0.5];
     this.scrub.max = time ? this.data.runs[0].steps : this.most();
     [...this.lanes.children].forEach((n, i) => {
-      const R = this.runs[i],
-        rows = Math.max(1, R.ids.length),
-        H0 = clamp(rows * 11, 66, 132),
-        c = n._c,
-        W = Math.round(w * dpr),
-        H = Math.round(H0 * dpr),
-        g = Math.round(GUTTER * dpr),
-        last = i === this.runs.length - 1,
-        foot = last ? Math.round(16 * dpr) : 0;
+      const R = this.runs[i];
+      const rows = Math.max(1, R.ids.length);
+      const H0 = clamp(rows * 11, 66, 132);
+      const c = n._c;
+      const W = Math.round(w * dpr);
+      const H = Math.round(H0 * dpr);
+      const g = Math.round(GUTTER * dpr);
+      const last = i === this.runs.length - 1;
+      const foot = last ? Math.round(16 * dpr) : 0;
       c.width = W;
       c.height = H + foot;
       c.style.height = H0 + foot / dpr + "px";
       n._h = H0;
-      const tl = time ? byClock(R, a, b) : R.tl,
-        im = new ImageData(W - g, H),
-        x = c.getContext("2d");
+      const tl = time ? byClock(R, a, b) : R.tl;
+      const im = new ImageData(W - g, H);
+      const x = c.getContext("2d");
       paintTimeline(
         new Uint32Array(im.data.buffer),
         W - g,
@@ -490,18 +491,20 @@ export class ComparePanel {
       x.textAlign = "right";
       x.textBaseline = "middle";
       const each = Math.max(1, Math.ceil(11 / (H0 / rows)));
-      for (let r = 0; r < R.ids.length; r += each)
+      for (let r = 0; r < R.ids.length; r += each) {
         x.fillText(isolated(cut(R.id(r), 9)), GUTTER - 6, ((r + 0.5) * H0) / rows);
+      }
       if (last) {
         x.textAlign = "center";
-        const top = time ? b - a : this.range[1] - 0.5,
-          d = tickStep(top);
-        for (let v = d; v <= top * 0.97; v += d)
+        const top = time ? b - a : this.range[1] - 0.5;
+        const d = tickStep(top);
+        for (let v = d; v <= top * 0.97; v += d) {
           x.fillText(
             time ? seconds(v) : nf.format(v),
             GUTTER + ((time ? v : v - 0.5) / top) * (w - GUTTER),
             H0 + 9,
           );
+        }
         x.textAlign = "right";
         x.fillText(time ? "time" : "step", GUTTER - 6, H0 + 9);
       }
@@ -515,14 +518,14 @@ export class ComparePanel {
     return step ? 1.5 + ((TICKS - 1) * (R.col("t1")[step - 1] - a)) / (b - a || 1) : 0.5;
   }
   drawCursors() {
-    const c = this.cursors(),
-      [x0, x1] = this.range || [0, 1];
+    const c = this.cursors();
+    const [x0, x1] = this.range || [0, 1];
     this.scrub.value = this.by === "time" ? c[0] : this.at;
     [...this.lanes.children].forEach((n, i) => {
-      const R = this.runs[i],
-        s = c[i],
-        f = (this.xOf(i, s) - x0) / (x1 - x0),
-        k = s - 1;
+      const R = this.runs[i];
+      const s = c[i];
+      const f = (this.xOf(i, s) - x0) / (x1 - x0);
+      const k = s - 1;
       n._line.style.left = `calc(${GUTTER}px + (100% - ${GUTTER}px) * ${clamp(f, 0, 1)})`;
       n._line.style.height = (n._h || 0) + "px";
       setText(
@@ -535,30 +538,30 @@ export class ComparePanel {
     });
   }
   place(i, e) {
-    const r = e.currentTarget.getBoundingClientRect(),
-      f = (e.clientX - r.left - GUTTER) / (r.width - GUTTER),
-      rows = this.runs[i].ids.length;
+    const r = e.currentTarget.getBoundingClientRect();
+    const f = (e.clientX - r.left - GUTTER) / (r.width - GUTTER);
+    const rows = this.runs[i].ids.length;
     return {
       x: this.range[0] + clamp(f, 0, 1) * (this.range[1] - this.range[0]),
       r: Math.floor((e.clientY - r.top) / (this.lanes.children[i]._h / Math.max(1, rows))),
     };
   }
   stepAt(i, e) {
-    const R = this.runs[i],
-      { x } = this.place(i, e);
+    const R = this.runs[i];
+    const { x } = this.place(i, e);
     if (this.by !== "time") return clamp(Math.round(x), 0, R.steps);
-    const [a, b] = this.span(),
-      s = a + ((x - 1) / (TICKS - 1)) * (b - a),
-      t1 = R.col("t1");
+    const [a, b] = this.span();
+    const s = a + ((x - 1) / (TICKS - 1)) * (b - a);
+    const t1 = R.col("t1");
     let n = 0;
     while (n < R.steps && t1[n] < s) n++;
     return Math.min(R.steps, n + 1);
   }
   describe(i, e) {
-    const R = this.runs[i],
-      { r } = this.place(i, e),
-      step = this.stepAt(i, e),
-      cell = r >= 0 && r < R.ids.length ? R.tl.at(r, step) : null;
+    const R = this.runs[i];
+    const { r } = this.place(i, e);
+    const step = this.stepAt(i, e);
+    const cell = r >= 0 && r < R.ids.length ? R.tl.at(r, step) : null;
     return cell ? `${R.name(r)}, step ${step}: ${STATE_TEXT[STATES[cell.state]]}` : `step ${step}`;
   }
   destroy() {

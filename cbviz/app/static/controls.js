@@ -56,10 +56,10 @@ export class Controls {
     return String(a ?? "") === String(b ?? "");
   }
   build(f) {
-    const id = "cb-f-" + f.name,
-      cls = f.cls || "cb-f-" + f.name,
-      x = { f },
-      change = () => this.changed(x);
+    const id = "cb-f-" + f.name;
+    const cls = f.cls || "cb-f-" + f.name;
+    const x = { f };
+    const change = () => this.changed(x);
     x.input =
       f.kind === "select"
         ? h("select", { id, class: cls, onchange: change })
@@ -127,9 +127,9 @@ export class Controls {
   }
   tell(x) {
     if (!x.f.noted) return;
-    const v = x.input.value,
-      o = x.f.options.find((p) => p[0] === v),
-      t = x.f.noted.includes(v) && o ? o[2] : "";
+    const v = x.input.value;
+    const o = x.f.options.find((p) => p[0] === v);
+    const t = x.f.noted.includes(v) && o ? o[2] : "";
     setText(x.note, t);
     x.note.hidden = !t;
     if (o) x.input.title = o[2] || x.f.help;
@@ -142,14 +142,16 @@ export class Controls {
         : x.input.value.trim();
   }
   changed(x) {
-    const v = this.read(x),
-      { name, live, value } = x.f;
+    const v = this.read(x);
+    const { name, live, value } = x.f;
     this.fail(name, "");
     this.tell(x);
-    if (x.f.kind !== "bool" && x.f.kind !== "select" && x.input.validity.badInput)
+    if (x.f.kind !== "bool" && x.f.kind !== "select" && x.input.validity.badInput) {
       return this.fail(name, `${x.f.label}: this is not a number`);
-    if (live) this.app.send("set", { field: name, value: v });
-    else {
+    }
+    if (live) {
+      this.app.send("set", { field: name, value: v });
+    } else {
       if (this.same(v, value)) delete this.pending[name];
       else this.pending[name] = v;
       this.mark();
@@ -255,8 +257,9 @@ export class PromptBox {
     for (const [x, name] of [
       [this.max, "max tokens"],
       [this.answers, "answers"],
-    ])
+    ]) {
       if (x.validity.badInput) return this.fail(`${name}: this is not a number`);
+    }
     this.waiting = this.text.value;
     this.app.send("add", { prompt: this.text.value, ...this.asked() });
   }

@@ -12,8 +12,8 @@ export function h(tag, attrs = {}, ...children) {
 }
 const SVG = "http://www.w3.org/2000/svg";
 export function icon(d, size = 14) {
-  const s = document.createElementNS(SVG, "svg"),
-    p = document.createElementNS(SVG, "path");
+  const s = document.createElementNS(SVG, "svg");
+  const p = document.createElementNS(SVG, "path");
   s.setAttribute("viewBox", "0 0 16 16");
   s.setAttribute("width", size);
   s.setAttribute("height", size);
@@ -45,14 +45,15 @@ export const ICON = {
 };
 // Makes `host` hold one child a key, in order; `make(item)` builds it, `update(node, item)` refreshes it. Nodes that stay are not touched.
 export function sync(host, items, keyOf, make, update) {
-  const had = host._keys || (host._keys = new Map()),
-    keys = items.map(keyOf),
-    keep = new Set(keys);
-  for (const [k, n] of had)
+  const had = host._keys || (host._keys = new Map());
+  const keys = items.map(keyOf);
+  const keep = new Set(keys);
+  for (const [k, n] of had) {
     if (!keep.has(k)) {
       n.remove();
       had.delete(k);
-    } // first, so that the rest need not move
+    }
+  } // first, so that the rest need not move
   let at = host.firstChild;
   items.forEach((item, i) => {
     let n = had.get(keys[i]);

@@ -49,11 +49,11 @@ export class ExpertPanel {
     }
     if (x === this.last) return;
     this.last = x;
-    const rows = this.whole ? x.sum : x.load,
-      E = rows[0].length,
-      few = E <= 16;
-    let touched = 0,
-      uneven = 0;
+    const rows = this.whole ? x.sum : x.load;
+    const E = rows[0].length;
+    const few = E <= 16;
+    let touched = 0;
+    let uneven = 0;
     this.grid.style.setProperty("--cb-e", E);
     const head = few
       ? h(
@@ -76,10 +76,10 @@ export class ExpertPanel {
     this.grid.replaceChildren(
       ...(head ? [head] : []),
       ...rows.map((row, k) => {
-        const total = row.reduce((a, b) => a + b, 0),
-          mean = total / E,
-          most = Math.max(...row, 1),
-          over = total ? most / mean : 0;
+        const total = row.reduce((a, b) => a + b, 0);
+        const mean = total / E;
+        const most = Math.max(...row, 1);
+        const over = total ? most / mean : 0;
         touched += row.filter((n) => n).length;
         uneven += over / rows.length;
         return h(

@@ -3,32 +3,32 @@ import { unpack, Fold, Recorded } from "./recorded.js";
 import { render } from "./app.js";
 const OURS = new Set(["Space", "→", "←", ". and ,", "Home, End", "↑ ↓", "Shift A", "P", "Esc", "?"]);
 export async function boot() {
-  const el = document.getElementById("cbviz-page"),
-    about = document.getElementById("cbviz-about"),
-    packed = async (id) => {
-      const s = document.getElementById(id),
-        b = await unpack(s.textContent);
-      s.remove();
-      return b;
-    };
+  const el = document.getElementById("cbviz-page");
+  const about = document.getElementById("cbviz-about");
+  const packed = async (id) => {
+    const s = document.getElementById(id);
+    const b = await unpack(s.textContent);
+    s.remove();
+    return b;
+  };
   try {
-    const [plotly, run] = await Promise.all([packed("cbviz-plotly"), packed("cbviz-run")]),
-      source = new Blob(
-        [
-          "const m={exports:{}};(function(module,exports,define){",
-          plotly,
-          "\n}).call(globalThis,m,m.exports,undefined);export default m.exports;",
-        ],
-        { type: "text/javascript" },
-      );
-    const url = URL.createObjectURL(source),
-      { default: Plotly } = await import(url);
+    const [plotly, run] = await Promise.all([packed("cbviz-plotly"), packed("cbviz-run")]);
+    const source = new Blob(
+      [
+        "const m={exports:{}};(function(module,exports,define){",
+        plotly,
+        "\n}).call(globalThis,m,m.exports,undefined);export default m.exports;",
+      ],
+      { type: "text/javascript" },
+    );
+    const url = URL.createObjectURL(source);
+    const { default: Plotly } = await import(url);
     URL.revokeObjectURL(url); // a module of its own: a policy without unsafe-eval allows it
-    const place = /^#step=(\d+)$/.exec(location.hash),
-      fold = new Fold(run);
+    const place = /^#step=(\d+)$/.exec(location.hash);
+    const fold = new Fold(run);
     await render({ model: new Recorded(fold, place ? Number(place[1]) : undefined), el, Plotly });
-    const root = el.querySelector(".cb-root"),
-      reset = el.querySelector(".cb-reset");
+    const root = el.querySelector(".cb-root");
+    const reset = el.querySelector(".cb-reset");
     root.append(about);
     reset.title = "First step (Home)";
     reset.setAttribute("aria-label", "First step");
@@ -36,8 +36,9 @@ export async function boot() {
     about.addEventListener("keydown", (e) => {
       if (e.key === " " || e.key === "Enter") e.stopPropagation();
     }); // they open and close the settings
-    for (const row of el.querySelectorAll(".cb-keys dl > div"))
+    for (const row of el.querySelectorAll(".cb-keys dl > div")) {
       if (!OURS.has(row.querySelector("dt").textContent)) row.remove();
+    }
     el.querySelector(".cb-keys dl > div:nth-child(2) dd").textContent = "one step on";
   } catch (e) {
     console.error(e);

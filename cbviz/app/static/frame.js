@@ -50,14 +50,14 @@ export class Frame {
       color: th.mute,
       title: { font: { size: 11, color: th.mute }, standoff: 4 },
     };
-    const l = this.o.layout(th),
-      k = th.scale || 1,
-      large = (o) => (o && o.size ? { ...o, size: o.size * k } : o),
-      margin = { l: 58, r: 10, t: 4, b: 32, ...l.margin };
+    const l = this.o.layout(th);
+    const k = th.scale || 1;
+    const large = (o) => (o && o.size ? { ...o, size: o.size * k } : o);
+    const margin = { l: 58, r: 10, t: 4, b: 32, ...l.margin };
     for (const s in margin) margin[s] *= k;
     const m = (a, b) => {
-      const v = { ...a, ...b },
-        t = { ...a.title, ...b.title };
+      const v = { ...a, ...b };
+      const t = { ...a.title, ...b.title };
       return {
         ...v,
         ...(v.tickfont ? { tickfont: large(v.tickfont) } : {}),
@@ -195,25 +195,25 @@ export class Frame {
     return !this.dead && !!(this.gd._fullLayout && this.gd._fullLayout._size);
   }
   pick(e) {
-    const r = this.gd.getBoundingClientRect(),
-      fl = this.gd._fullLayout,
-      s = fl._size,
-      px = (e.clientX - r.left) * (this.gd.clientWidth / r.width) - s.l,
-      py = (e.clientY - r.top) * (this.gd.clientHeight / r.height) - s.t;
+    const r = this.gd.getBoundingClientRect();
+    const fl = this.gd._fullLayout;
+    const s = fl._size;
+    const px = (e.clientX - r.left) * (this.gd.clientWidth / r.width) - s.l;
+    const py = (e.clientY - r.top) * (this.gd.clientHeight / r.height) - s.t;
     if (px < 0 || py < 0 || px > s.w || py > s.h) return null;
     return { x: fl.xaxis.p2d(px), y: fl.yaxis.p2d(py), px: px + s.l, py: py + s.t };
   }
   // Integers of device pixels, so that the canvas is never blurred and lies exactly under the plot area.
   geom() {
-    const fl = this.gd._fullLayout,
-      s = fl._size,
-      dpr = window.devicePixelRatio || 1,
-      X = Math.round(s.l * dpr),
-      Y = Math.round(s.t * dpr),
-      W = Math.max(1, Math.round((s.l + s.w) * dpr) - X),
-      H = Math.max(1, Math.round((s.t + s.h) * dpr) - Y),
-      x = fl.xaxis.range,
-      y = fl.yaxis.range;
+    const fl = this.gd._fullLayout;
+    const s = fl._size;
+    const dpr = window.devicePixelRatio || 1;
+    const X = Math.round(s.l * dpr);
+    const Y = Math.round(s.t * dpr);
+    const W = Math.max(1, Math.round((s.l + s.w) * dpr) - X);
+    const H = Math.max(1, Math.round((s.t + s.h) * dpr) - Y);
+    const x = fl.xaxis.range;
+    const y = fl.yaxis.range;
     return {
       dpr,
       X,
@@ -267,16 +267,18 @@ export class Frame {
       this.dov = true;
     }
     if (this.dov) {
-      const c = this.over,
-        W = Math.round(g.cw * g.dpr),
-        H = Math.round(g.ch * g.dpr),
-        x = this.octx;
+      const c = this.over;
+      const W = Math.round(g.cw * g.dpr);
+      const H = Math.round(g.ch * g.dpr);
+      const x = this.octx;
       if (c.width !== W || c.height !== H) {
         c.width = W;
         c.height = H;
         c.style.width = W / g.dpr + "px";
         c.style.height = H / g.dpr + "px";
-      } else x.clearRect(0, 0, W, H);
+      } else {
+        x.clearRect(0, 0, W, H);
+      }
       x.save();
       x.scale(g.dpr, g.dpr);
       this.o.over(this, x, g);
@@ -296,8 +298,8 @@ export class Frame {
   async retheme(th) {
     this.th = th;
     if (!this.ready) return;
-    const L = this.layout(th),
-      fl = this.gd._fullLayout;
+    const L = this.layout(th);
+    const fl = this.gd._fullLayout;
     L.xaxis.range = fl.xaxis.range.slice();
     if (!L.yaxis.autorange) L.yaxis.range = fl.yaxis.range.slice();
     if (this.o.restyle) this.o.restyle(this.gd.data, th);
@@ -312,8 +314,8 @@ export class Frame {
     t.style.display = "block";
     t.style.background = this.th.tip;
     t.style.color = this.th.tipfg;
-    const right = p.px > this.gd.clientWidth * 0.55,
-      low = p.py > this.gd.clientHeight * 0.55;
+    const right = p.px > this.gd.clientWidth * 0.55;
+    const low = p.py > this.gd.clientHeight * 0.55;
     t.style.transform = `translate(${right ? "-100%" : "0"},${low ? "-100%" : "0"})`;
     t.style.left = p.px + (right ? -12 : 12) + "px";
     t.style.top = p.py + (low ? -10 : 12) + "px";

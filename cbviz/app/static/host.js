@@ -13,11 +13,11 @@ export class HostStrip {
     return R.waiting.map((r) => ({ r, n: R.rows[r] ? R.rows[r].host : 0 })).filter((x) => x.n);
   }
   draw() {
-    const { R, th } = this.app,
-      total = R.config.swap_blocks || 0,
-      away = this.away(),
-      used = away.reduce((a, x) => a + x.n, 0),
-      key = [total, th.dark, ...away.map((x) => x.r + "x" + x.n)].join();
+    const { R, th } = this.app;
+    const total = R.config.swap_blocks || 0;
+    const away = this.away();
+    const used = away.reduce((a, x) => a + x.n, 0);
+    const key = [total, th.dark, ...away.map((x) => x.r + "x" + x.n)].join();
     if (key === this.last) return;
     this.last = key;
     this.el.hidden = !total && !used;

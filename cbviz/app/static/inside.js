@@ -1,8 +1,8 @@
 // What ran inside the step at the cursor: its copies of blocks beside its pass (any step that has some), and where it was watched its operators or kernels as lanes over the pass' time, and the longest of them by name.
 import { h, setText, sync } from "./dom.js";
 import { seconds, percent, plural, nf } from "./format.js";
-const LANE_PX = 22,
-  MOST_NAMES = 12;
+const LANE_PX = 22;
+const MOST_NAMES = 12;
 const LANES = {
   pass: "the pass",
   "swap-out": "swap-out: device to host",
@@ -11,8 +11,8 @@ const LANES = {
 };
 // A step's spans as a profile's lanes: the pass above, below it each kind of copy, on one axis of time.
 export function moves(m) {
-  const kinds = Object.keys(LANES).filter((k) => m.spans.some((s) => s[0] === k)),
-    name = m.spans.map((s) => kinds.indexOf(s[0]));
+  const kinds = Object.keys(LANES).filter((k) => m.spans.some((s) => s[0] === k));
+  const name = m.spans.map((s) => kinds.indexOf(s[0]));
   return {
     names: kinds.map((k) => LANES[k]),
     lanes: kinds.map((k) => LANES[k]),
@@ -56,13 +56,14 @@ export class InsidePanel {
     for (const [c, hits] of [
       [this.canvas, () => this.hit],
       [this.strip, () => this.moved],
-    ])
+    ]) {
       c.addEventListener("mousemove", (e) => {
         const s = hits().find(
           (q) => e.offsetX >= q.a && e.offsetX < q.b && e.offsetY >= q.y && e.offsetY < q.y + LANE_PX,
         );
         c.title = s ? `${s.name}: ${seconds(s.d)}, from ${seconds(s.t)}${s.more}` : "";
       });
+    }
     this.ro = new ResizeObserver(() => {
       this.last = null;
       if (!this.host.hidden && this.app.R) this.draw();
@@ -70,14 +71,14 @@ export class InsidePanel {
     this.ro.observe(host);
   }
   draw() {
-    const a = this.app.inside,
-      { R, th, live } = this.app;
+    const a = this.app.inside;
+    const { R, th, live } = this.app;
     if (this.host.hidden || !R) return;
     this.button.hidden = !live.can_watch;
     this.button.disabled = !!live.loading;
-    const now = a && a.step === R.step ? a : null,
-      m = now && now.moved;
-    let p = now ? now.profile : null;
+    const now = a && a.step === R.step ? a : null;
+    const m = now && now.moved;
+    const p = now ? now.profile : null;
     if (a === this.last && th === this.theme && this.button.hidden === this.was) return;
     this.last = a;
     this.theme = th;
@@ -131,8 +132,8 @@ export class InsidePanel {
       s[2] += p.duration[i];
       sums.set(n, s);
     });
-    const rows = [...sums.values()].sort((a, b) => b[2] - a[2]),
-      all = rows.reduce((s, r) => s + r[2], 0);
+    const rows = [...sums.values()].sort((a, b) => b[2] - a[2]);
+    const all = rows.reduce((s, r) => s + r[2], 0);
     this.canvas.setAttribute(
       "aria-label",
       `Inside step ${R.step}: ` +
@@ -162,10 +163,10 @@ export class InsidePanel {
     );
   }
   lanes(c, p, hit, label) {
-    const { th } = this.app,
-      w = c.parentElement.clientWidth - 20,
-      dpr = devicePixelRatio || 1,
-      H = p.lanes.length * (LANE_PX + 4);
+    const { th } = this.app;
+    const w = c.parentElement.clientWidth - 20;
+    const dpr = devicePixelRatio || 1;
+    const H = p.lanes.length * (LANE_PX + 4);
     c.style.width = w + "px";
     c.style.height = H + "px";
     c.width = Math.round(w * dpr);
@@ -176,14 +177,14 @@ export class InsidePanel {
     x.font = `600 10px ${th.font}`;
     x.textBaseline = "middle";
     x.textAlign = "left";
-    const end = Math.max(p.total, ...p.start.map((t, i) => t + p.duration[i])),
-      k = w / end;
+    const end = Math.max(p.total, ...p.start.map((t, i) => t + p.duration[i]));
+    const k = w / end;
     x.fillStyle = th.track;
     p.lanes.forEach((_, i) => x.fillRect(0, i * (LANE_PX + 4), w, LANE_PX));
     p.name.forEach((n, i) => {
-      const xa = p.start[i] * k,
-        xb = Math.max(xa + 0.5, (p.start[i] + p.duration[i]) * k),
-        y = p.lane[i] * (LANE_PX + 4);
+      const xa = p.start[i] * k;
+      const xb = Math.max(xa + 0.5, (p.start[i] + p.duration[i]) * k);
+      const y = p.lane[i] * (LANE_PX + 4);
       x.fillStyle = th.own.css[n & 255];
       x.fillRect(xa, y, xb - xa - (xb - xa > 3 ? 0.5 : 0), LANE_PX);
       if (xb - xa > (p.note ? x.measureText(p.names[n]).width + 8 : 34)) {
@@ -210,10 +211,10 @@ export class InsidePanel {
       c.setAttribute("aria-label", label);
       x.fillStyle = th.mute;
       p.lanes.forEach((name, i) => {
-        const mine = hit.filter((q) => q.lane === i),
-          a = Math.min(...mine.map((q) => q.a)),
-          b = Math.max(...mine.map((q) => q.b)),
-          wide = x.measureText(name).width + 8;
+        const mine = hit.filter((q) => q.lane === i);
+        const a = Math.min(...mine.map((q) => q.a));
+        const b = Math.max(...mine.map((q) => q.b));
+        const wide = x.measureText(name).width + 8;
         if (mine.some((q) => q.b - q.a > wide)) return;
         x.fillText(name, b + wide < w ? b + 4 : Math.max(3, a - wide + 4), i * (LANE_PX + 4) + LANE_PX / 2);
       });

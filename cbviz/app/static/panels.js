@@ -21,8 +21,8 @@ export function chip(app, r, extra = "") {
   return paintChip(app, b, r);
 }
 function paintChip(app, b, r) {
-  const q = app.R.rows[r],
-    key = `${app.th.dark}${app.sel === r}${q ? q.code : ""}${r}`;
+  const q = app.R.rows[r];
+  const key = `${app.th.dark}${app.sel === r}${q ? q.code : ""}${r}`;
   if (b._key === key) return b;
   b._key = key;
   b.style.setProperty("--own", app.th.own.css[r & 255]);
@@ -48,8 +48,8 @@ const chips = (app, host, list, most = 48) => {
 export function waitText(app, r) {
   const q = app.R.rows[r];
   if (!q || !q.wait) return "";
-  const n = nf.format(q.need),
-    v = nf.format(q.have);
+  const n = nf.format(q.need);
+  const v = nf.format(q.have);
   return (
     {
       seats:
@@ -80,14 +80,14 @@ export class QueuePanel {
     host.append(this.rh, h("div", {}, this.run), this.wh, h("div", {}, this.wait), this.why);
   }
   draw() {
-    const { R } = this.app,
-      seats = R.config.max_num_seqs;
+    const { R } = this.app;
+    const seats = R.config.max_num_seqs;
     setText(this.rh, `running ${R.running.length}${seats ? ` of ${seats} seats` : ""}`);
     chips(this.app, this.run, R.running);
     setText(this.wh, `waiting ${R.waiting.length}`);
     chips(this.app, this.wait, R.waiting, 24);
-    const head = R.waiting[0],
-      t = head === undefined ? "" : waitText(this.app, head);
+    const head = R.waiting[0];
+    const t = head === undefined ? "" : waitText(this.app, head);
     setText(this.why, t ? `${R.name(head)}: ${t}` : "");
   }
 }
@@ -107,9 +107,9 @@ export class TablePanel {
     host.append(this.none, this.facts, this.cells, this.prompt);
   }
   draw() {
-    const { R, sel } = this.app,
-      q = sel >= 0 ? R.rows[sel] : null,
-      who = sel >= 0 ? R.id(sel) : "";
+    const { R, sel } = this.app;
+    const q = sel >= 0 ? R.rows[sel] : null;
+    const who = sel >= 0 ? R.id(sel) : "";
     setText(this.title, who ? `Block table of ${isolated(who)}` : "Block table");
     this.none.hidden = !!q || sel >= 0;
     this.facts.hidden = this.cells.hidden = !q;
@@ -138,17 +138,18 @@ export class TablePanel {
     if (q.cached) facts.push(["from cache", nf.format(q.cached)]);
     if (q.preemptions) facts.push(["preempted", nf.format(q.preemptions) + "×"]);
     if (i.pr) facts.push(["priority", String(i.pr)]);
-    const held = q.blocks.reduce((n, b) => n + (b > 0), 0),
-      room = held * R.bl.size * (R.meta.kv_bytes || 0);
-    if (room)
+    const held = q.blocks.reduce((n, b) => n + (b > 0), 0);
+    const room = held * R.bl.size * (R.meta.kv_bytes || 0);
+    if (room) {
       facts.push([
         "KV held",
         room >= 1e6 ? `${(room / 1e6).toFixed(1)} MB` : `${Math.max(1, Math.round(room / 1e3))} KB`,
       ]);
+    }
     sync(this.facts, facts, (f) => f[0], fact, fill);
     const sinks = R.sinkBlocks;
-    const bl = R.bl,
-      list = Array.from(q.blocks.slice(0, 400), (b, k) => [k, b]);
+    const bl = R.bl;
+    const list = Array.from(q.blocks.slice(0, 400), (b, k) => [k, b]);
     sync(
       this.cells,
       list,
@@ -162,8 +163,8 @@ export class TablePanel {
           h("em"),
         ),
       (n, [k, b]) => {
-        const refs = bl.refs(b),
-          full = bl.fill(b) >= bl.size;
+        const refs = bl.refs(b);
+        const full = bl.fill(b) >= bl.size;
         n.classList.toggle("cb-shared", refs > 1);
         n.classList.toggle("cb-changed", !!bl.marked[b]);
         const part = Math.round(100 * Math.min(1, Math.max(0, (q.computed - k * bl.size) / bl.size))) + "%";
@@ -173,12 +174,13 @@ export class TablePanel {
         }
         setText(n.lastChild, k < sinks ? "sink" : refs > 1 ? `×${refs}` : "");
         n.classList.toggle("cb-gone", !b);
-        if (!b)
+        if (!b) {
           return setAttr(
             n,
             "title",
             `tokens ${k * bl.size}–${(k + 1) * bl.size - 1} lie left of the window: their block was given back`,
           );
+        }
         setAttr(
           n,
           "title",
@@ -213,12 +215,12 @@ const KIND_CLASS = {
 export const toneOf = (kind) => KIND_CLASS[kind] ?? "plain";
 // A sentence with its request ids as buttons.
 export function sentence(app, text, ids) {
-  const out = [],
-    known = ids.filter((i) => app.R.index.has(i)).sort((a, b) => b.length - a.length);
+  const out = [];
+  const known = ids.filter((i) => app.R.index.has(i)).sort((a, b) => b.length - a.length);
   let rest = text;
   while (rest && known.length) {
-    let at = -1,
-      who = "";
+    let at = -1;
+    let who = "";
     for (const id of known) {
       for (let p = rest.indexOf(id); p >= 0; p = rest.indexOf(id, p + 1)) {
         if (/[\w-]/.test(rest[p - 1] || " ") || /[\w-]/.test(rest[p + id.length] || " ")) continue;
@@ -270,8 +272,8 @@ export class WhyPanel {
     );
   }
   draw() {
-    const w = this.app.why,
-      R = this.app.R;
+    const w = this.app.why;
+    const R = this.app.R;
     const late = !w || w.step !== R.step;
     setText(this.title, !R.step ? "Why" : `Why, step ${nf.format(late && this.key ? this.w.step : R.step)}`);
     this.extras(late ? null : w);
@@ -299,13 +301,13 @@ export class WhyPanel {
   }
   // Above the step's sentences: why the run stopped here, the event that the cursor has just walked over, and what was asked about.
   extras(w) {
-    const { R, stop } = this.app,
-      here = stop && stop.step === R.step ? stop : null;
+    const { R, stop } = this.app;
+    const here = stop && stop.step === R.step ? stop : null;
     this.stop.hidden = !here;
     if (here !== this.here || (here && w !== this.hw)) {
       this.here = here;
       this.hw = w;
-      if (here)
+      if (here) {
         this.stop.replaceChildren(
           h("b", { text: "Stopped: " }),
           ...here.names.flatMap((n, i) => [
@@ -317,6 +319,7 @@ export class WhyPanel {
               : [": ", ...sentence(this.app, here.sentences[i].text, here.sentences[i].request_ids)]),
           ]),
         );
+      }
     }
     const m = w && R.event !== null && w.event === R.event ? w.moment : null;
     this.moment.hidden = R.event === null;
@@ -326,7 +329,9 @@ export class WhyPanel {
         h("b", { text: `Event ${R.event} of ${w.num_events}: ` }),
         ...sentence(this.app, m.text, m.ids),
       );
-    } else if (R.event !== null && !m && !this.m) setText(this.moment, `Event ${R.event}`);
+    } else if (R.event !== null && !m && !this.m) {
+      setText(this.moment, `Event ${R.event}`);
+    }
     if (R.event === null) this.m = null;
     const a = w && w.about;
     if (!this.app.asked || !R.step) {
@@ -384,8 +389,8 @@ export class MetricsPanel {
     host.append(this.watched, this.none, this.dl);
   }
   draw() {
-    const w = this.app.why,
-      list = w && w.watched ? w.watched : [];
+    const w = this.app.why;
+    const list = w && w.watched ? w.watched : [];
     this.watched.hidden = !list.length;
     sync(
       this.watched,
@@ -432,8 +437,8 @@ export class TextPanel {
     host.append(this.none, this.host, this.more);
   }
   draw() {
-    const { R, sel } = this.app,
-      by = { running: [], preempted: [], waiting: [], finished: [], refused: [] };
+    const { R, sel } = this.app;
+    const by = { running: [], preempted: [], waiting: [], finished: [], refused: [] };
     R.rows.forEach((q, r) => {
       if (q) (q.outputs || q.status === "running" || r === sel ? by[q.status] : by.refused).push(r);
     });
@@ -462,25 +467,25 @@ export class TextPanel {
     );
   }
   make(r) {
-    const said = h("div", { class: "cb-words", dir: "auto" }),
-      search = h("span", { class: "cb-note" }),
-      p = this.app.R.info[r].prompt,
-      n = h(
+    const said = h("div", { class: "cb-words", dir: "auto" });
+    const search = h("span", { class: "cb-note" });
+    const p = this.app.R.info[r].prompt;
+    const n = h(
+      "div",
+      { class: "cb-textrow" },
+      chip(this.app, r),
+      h(
         "div",
-        { class: "cb-textrow" },
-        chip(this.app, r),
+        { class: "cb-said" },
         h(
           "div",
-          { class: "cb-said" },
-          h(
-            "div",
-            {},
-            p ? h("span", { class: "cb-asked", dir: "auto", text: cut(p.replace(/\s+/g, " "), 160) }) : null,
-            said,
-            search,
-          ),
+          {},
+          p ? h("span", { class: "cb-asked", dir: "auto", text: cut(p.replace(/\s+/g, " "), 160) }) : null,
+          said,
+          search,
         ),
-      );
+      ),
+    );
     n._said = said;
     n._search = search;
     n._from = 0;
@@ -489,12 +494,12 @@ export class TextPanel {
     return n;
   }
   row(n, r) {
-    const { R, sel } = this.app,
-      q = R.rows[r],
-      open = R.searching(r),
-      o = open ? R.beam(r) : R.out[r],
-      want = open ? o.text.length : q.outputs,
-      said = n._said;
+    const { R, sel } = this.app;
+    const q = R.rows[r];
+    const open = R.searching(r);
+    const o = open ? R.beam(r) : R.out[r];
+    const want = open ? o.text.length : q.outputs;
+    const said = n._said;
     paintChip(this.app, n.firstChild, r);
     n.classList.toggle("cb-picked", r === sel);
     n.classList.toggle("cb-lesser", open && o.place > 0);
@@ -511,9 +516,9 @@ export class TextPanel {
         : ` – ${rank.place ? `beam ${rank.place + 1}` : "the best"} of ${rank.of}${!open ? "" : q.status === "finished" ? " so far, stopped before the search ended" : " so far, not final"}`,
     );
     setAttr(n._search, "title", open ? `log-probability ${o.score.toFixed(2)}` : "");
-    const whole = r === sel || this.app.isBig("tokens"),
-      window = whole ? 2000 : 80,
-      from = Math.max(0, Math.floor((want - window) / 40) * 40); // two lines are shown of the others
+    const whole = r === sel || this.app.isBig("tokens");
+    const window = whole ? 2000 : 80;
+    const from = Math.max(0, Math.floor((want - window) / 40) * 40); // two lines are shown of the others
     if (n._run !== R || from !== n._from || want < n._from || open || n._open !== open) {
       said.replaceChildren();
       n._from = n._n = from;
@@ -557,9 +562,9 @@ export class BatchPanel {
     host.append(bar.c, this.sums, this.rows);
   }
   draw() {
-    const { R } = this.app,
-      s = this.bar.sums(),
-      total = s.reduce((a, b) => a + b, 0);
+    const { R } = this.app;
+    const s = this.bar.sums();
+    const total = s.reduce((a, b) => a + b, 0);
     this.bar.dirty = true;
     setText(
       this.title,

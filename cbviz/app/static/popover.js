@@ -41,11 +41,11 @@ export class Popover {
     ).focus({ preventScroll: true });
   }
   place() {
-    const r = this.root.getBoundingClientRect(),
-      b = this.button.getBoundingClientRect(),
-      top = b.bottom - r.top + 5,
-      s = this.box.style,
-      w = this.box.offsetWidth;
+    const r = this.root.getBoundingClientRect();
+    const b = this.button.getBoundingClientRect();
+    const top = b.bottom - r.top + 5;
+    const s = this.box.style;
+    const w = this.box.offsetWidth;
     s.top = top + "px";
     s.maxHeight = Math.max(160, Math.min(innerHeight, r.bottom) - b.bottom - 14) + "px";
     s.left = Math.max(6, Math.min(b.left - r.left, r.width - w - 8)) + "px";

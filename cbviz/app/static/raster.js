@@ -24,19 +24,20 @@ const byRank = (table, none) => {
   for (const s in table) a[RANK[STATES.indexOf(s)]] = table[s];
   return a;
 };
-const PATTERNS = byRank(PATTERN, null),
-  INSET = byRank(THIN, 0);
+const PATTERNS = byRank(PATTERN, null);
+const INSET = byRank(THIN, 0);
 const tileCache = new Map();
 function tileFor(k) {
   if (tileCache.has(k)) return tileCache.get(k);
-  const P = PERIOD * k,
-    m = PATTERNS.map((f) => {
-      if (!f) return null;
-      const t = new Uint8Array(P * P);
-      for (let y = 0; y < P; y++)
-        for (let x = 0; x < P; x++) t[y * P + x] = f(Math.floor(x / k), Math.floor(y / k)) ? 1 : 0;
-      return t;
-    });
+  const P = PERIOD * k;
+  const m = PATTERNS.map((f) => {
+    if (!f) return null;
+    const t = new Uint8Array(P * P);
+    for (let y = 0; y < P; y++) {
+      for (let x = 0; x < P; x++) t[y * P + x] = f(Math.floor(x / k), Math.floor(y / k)) ? 1 : 0;
+    }
+    return t;
+  });
   tileCache.set(k, { P, m });
   return tileCache.get(k);
 }
@@ -46,32 +47,32 @@ let LINE = new Uint8Array(0);
 // c0..c1: pixel columns to paint (the buffer then is c1 - c0 wide), so a partial repaint is bit-equal to a full one.
 // v = { x0, x1, y0, y1 }: data coordinates of the left, right, top and bottom edge. Row r, step t covers [t-.5, t+.5] x [r-.5, r+.5].
 export function paintTimeline(px, W, H, st, v, lut, dpr = 1, c0 = 0, c1 = W) {
-  const { a: A, b: B2 } = lut,
-    sx = W / (v.x1 - v.x0),
-    sy = H / (v.y1 - v.y0),
-    tEnd = st.t,
-    x0 = v.x0;
+  const { a: A, b: B2 } = lut;
+  const sx = W / (v.x1 - v.x0);
+  const sy = H / (v.y1 - v.y0);
+  const tEnd = st.t;
+  const x0 = v.x0;
   if (LINE.length < W) LINE = new Uint8Array(W);
-  const line = LINE,
-    S = c1 - c0;
-  let fin = c1,
-    tex = 0,
-    segs = 0;
+  const line = LINE;
+  const S = c1 - c0;
+  let fin = c1;
+  let tex = 0;
+  let segs = 0;
   px.fill(0, 0, S * H);
-  const edge = (t) => Math.round((t - 0.5 - x0) * sx),
-    inside = (c) => Math.max(c0, Math.min(c1, c));
-  const tL = Math.max(0, Math.floor(x0 + 0.5 + (c0 - 1) / sx)),
-    xNow = inside(edge(tEnd)),
-    xZero = inside(edge(1));
+  const edge = (t) => Math.round((t - 0.5 - x0) * sx);
+  const inside = (c) => Math.max(c0, Math.min(c1, c));
+  const tL = Math.max(0, Math.floor(x0 + 0.5 + (c0 - 1) / sx));
+  const xNow = inside(edge(tEnd));
+  const xZero = inside(edge(1));
   const fillRow = (r) => {
-    const a = st.rows[r],
-      n = st.len[r];
+    const a = st.rows[r];
+    const n = st.len[r];
     if (!n) return;
     let i = st.find(r, tL);
     if (i < 0) i = 0;
     for (; i < n; i++) {
-      const k = RANK[a[i] & 31],
-        step = a[i] >>> 5;
+      const k = RANK[a[i] & 31];
+      const step = a[i] >>> 5;
       if (step >= tEnd) break;
       let xa = edge(step);
       if (xa >= c1) break;
@@ -90,33 +91,35 @@ export function paintTimeline(px, W, H, st, v, lut, dpr = 1, c0 = 0, c1 = W) {
       for (let c = xa; c < xb; c++) if (line[c] < k) line[c] = k;
     }
   };
-  const T = tileFor(Math.max(1, Math.round(dpr))),
-    P = T.P,
-    ox = ((-Math.round(x0 * sx) % P) + P) % P,
-    track = sy >= 2 * dpr,
-    pal = new Uint32Array(A.length),
-    inset = new Int32Array(A.length);
+  const T = tileFor(Math.max(1, Math.round(dpr)));
+  const P = T.P;
+  const ox = ((-Math.round(x0 * sx) % P) + P) % P;
+  const track = sy >= 2 * dpr;
+  const pal = new Uint32Array(A.length);
+  const inset = new Int32Array(A.length);
   const emit = (top, bot) => {
     for (let c = fin; c < xNow; c++) if (!line[c]) line[c] = 1;
-    const h = bot - top,
-      g =
-        h >= 22 * dpr
-          ? Math.round(3 * dpr)
-          : h >= 10 * dpr
-            ? Math.round(1.5 * dpr)
-            : h >= 4 * dpr
-              ? Math.ceil(0.5 * dpr)
-              : 0;
-    const y0 = top + g,
-      y1 = bot - g,
-      bh = y1 - y0,
-      ya = Math.max(0, y0),
-      yb = Math.min(H, y1),
-      fancy = bh >= 2 * dpr;
+    const h = bot - top;
+    const g =
+      h >= 22 * dpr
+        ? Math.round(3 * dpr)
+        : h >= 10 * dpr
+          ? Math.round(1.5 * dpr)
+          : h >= 4 * dpr
+            ? Math.ceil(0.5 * dpr)
+            : 0;
+    const y0 = top + g;
+    const y1 = bot - g;
+    const bh = y1 - y0;
+    const ya = Math.max(0, y0);
+    const yb = Math.min(H, y1);
+    const fancy = bh >= 2 * dpr;
     let first = -1;
-    if (fancy)
-      for (let k = 0; k < A.length; k++)
-        inset[k] = bh < 3 * dpr ? 0 : Math.min(Math.floor(INSET[k] * bh), Math.floor((bh - 1) / 2)); // at least one pixel row stays
+    if (fancy) {
+      for (let k = 0; k < A.length; k++) {
+        inset[k] = bh < 3 * dpr ? 0 : Math.min(Math.floor(INSET[k] * bh), Math.floor((bh - 1) / 2));
+      }
+    } // at least one pixel row stays
     for (let y = ya; y < yb; y++) {
       const o = y * S - c0;
       if (!fancy) {
@@ -126,7 +129,9 @@ export function paintTimeline(px, W, H, st, v, lut, dpr = 1, c0 = 0, c1 = W) {
             const k = line[c];
             px[o + c] = k > 1 ? A[k] : track ? A[0] : 0;
           }
-        } else px.copyWithin(o + c0, first, first + S);
+        } else {
+          px.copyWithin(o + c0, first, first + S);
+        }
         continue;
       }
       const d = Math.min(y - y0, y1 - 1 - y);
@@ -137,14 +142,14 @@ export function paintTimeline(px, W, H, st, v, lut, dpr = 1, c0 = 0, c1 = W) {
       }
       const ty = (y % P) * P;
       for (let c = xZero; c < xNow; c++) {
-        const k = line[c],
-          m = T.m[k];
+        const k = line[c];
+        const m = T.m[k];
         px[o + c] = m && d >= inset[k] && m[ty + ((c + ox) % P)] ? B2[k] : pal[k];
       }
     }
   };
-  const r0 = Math.max(0, Math.ceil(v.y0 - 0.5)),
-    r1 = Math.min(st.n - 1, Math.floor(v.y1 + 0.5));
+  const r0 = Math.max(0, Math.ceil(v.y0 - 0.5));
+  const r1 = Math.min(st.n - 1, Math.floor(v.y1 + 0.5));
   let cur = -1;
   line.fill(0, c0, c1);
   for (let r = r0; r <= r1; r++) {
@@ -174,46 +179,46 @@ export function paintTimeline(px, W, H, st, v, lut, dpr = 1, c0 = 0, c1 = W) {
 
 // Small cells (below about 9 css px). `dim`: Uint8Array of blocks to dim, or null.
 export function paintBlocks(px, W, H, bl, cols, v, pal, th, dpr = 1, dim = null) {
-  const sx = W / (v.x1 - v.x0),
-    sy = H / (v.y1 - v.y0),
-    n = bl.n,
-    w = bl.w,
-    rows = Math.ceil(n / cols);
+  const sx = W / (v.x1 - v.x0);
+  const sy = H / (v.y1 - v.y0);
+  const n = bl.n;
+  const w = bl.w;
+  const rows = Math.ceil(n / cols);
   px.fill(0, 0, W * H);
-  const gap = Math.min(sx, sy) >= 6 * dpr ? dpr : Math.min(sx, sy) >= 3 ? 1 : 0,
-    rim = Math.ceil(dpr),
-    dot = Math.max(2, Math.round(2 * dpr));
-  const cx = new Int32Array(W),
-    cx2 = new Int32Array(W),
-    ex = new Uint8Array(W);
+  const gap = Math.min(sx, sy) >= 6 * dpr ? dpr : Math.min(sx, sy) >= 3 ? 1 : 0;
+  const rim = Math.ceil(dpr);
+  const dot = Math.max(2, Math.round(2 * dpr));
+  const cx = new Int32Array(W);
+  const cx2 = new Int32Array(W);
+  const ex = new Uint8Array(W);
   for (let c = 0; c < W; c++) {
-    const i = Math.floor(v.x0 + (c + 0.5) / sx + 0.5),
-      e = Math.round((i + 0.5 - v.x0) * sx),
-      s = Math.round((i - 0.5 - v.x0) * sx);
+    const i = Math.floor(v.x0 + (c + 0.5) / sx + 0.5);
+    const e = Math.round((i + 0.5 - v.x0) * sx);
+    const s = Math.round((i - 0.5 - v.x0) * sx);
     cx[c] = i < 0 || i >= cols || c >= e - gap ? -1 : i;
     cx2[c] = sx < 1 ? Math.min(cols - 1, Math.floor(v.x0 + (c + 1) / sx + 0.5)) : i;
     ex[c] = (c < s + rim || c >= e - gap - rim ? 1 : 0) | (c >= e - gap - dot ? 2 : 0);
   }
   const weight = (b) => {
-    const q = w[2 * b + 1],
-      r = q >>> 16;
+    const q = w[2 * b + 1];
+    const r = q >>> 16;
     return r > 1 ? 3 : r ? 2 : q & CACHED ? 1 : 0;
   };
   for (let y = 0; y < H; y++) {
     const row = Math.floor(v.y0 + (y + 0.5) / sy + 0.5);
     if (row < 0 || row >= rows) continue;
-    const e = Math.round((row + 0.5 - v.y0) * sy),
-      s = Math.round((row - 0.5 - v.y0) * sy);
+    const e = Math.round((row + 0.5 - v.y0) * sy);
+    const s = Math.round((row - 0.5 - v.y0) * sy);
     if (y >= e - gap) continue;
-    const row2 = sy < 1 ? Math.min(rows - 1, Math.floor(v.y0 + (y + 1) / sy + 0.5)) : row,
-      ey = (y < s + rim || y >= e - gap - rim ? 1 : 0) | (y < s + dot ? 2 : 0);
+    const row2 = sy < 1 ? Math.min(rows - 1, Math.floor(v.y0 + (y + 1) / sy + 0.5)) : row;
+    const ey = (y < s + rim || y >= e - gap - rim ? 1 : 0) | (y < s + dot ? 2 : 0);
     for (let x = 0, o = y * W; x < W; x++) {
       if (cx[x] < 0) continue;
       let b = row * cols + cx[x];
       if (b >= n) continue;
       if (sx < 1 || sy < 1) {
         let best = weight(b);
-        for (let rr = row; rr <= row2 && best < 3; rr++)
+        for (let rr = row; rr <= row2 && best < 3; rr++) {
           for (let cc = cx[x]; cc <= cx2[x]; cc++) {
             const bb = rr * cols + cc;
             if (bb < n) {
@@ -224,17 +229,22 @@ export function paintBlocks(px, W, H, bl, cols, v, pal, th, dpr = 1, dim = null)
               }
             }
           }
+        }
       }
-      const q = w[2 * b + 1],
-        refs = q >>> 16,
-        own = (w[2 * b] - 1) & 255;
+      const q = w[2 * b + 1];
+      const refs = q >>> 16;
+      const own = (w[2 * b] - 1) & 255;
       let p;
-      if (q & NULLBLOCK) p = gap && (x + y) % 3 === 0 ? th.mutePx : th.freePx;
-      else if (refs) {
+      if (q & NULLBLOCK) {
+        p = gap && (x + y) % 3 === 0 ? th.mutePx : th.freePx;
+      } else if (refs) {
         p = dim && dim[b] ? pal.tpx[own] : pal.px[own];
         if (refs > 1 && gap && (ex[x] | ey) & 1) p = th.fgPx;
-      } else if (q & CACHED) p = gap ? ((x + y) & 1 ? pal.px[own] : th.bgPx) : pal.tpx[own];
-      else p = th.freePx;
+      } else if (q & CACHED) {
+        p = gap ? ((x + y) & 1 ? pal.px[own] : th.bgPx) : pal.tpx[own];
+      } else {
+        p = th.freePx;
+      }
       if (bl.marked[b] && gap && ex[x] & 2 && ey & 2) p = th.markPx;
       px[o + x] = p;
     }

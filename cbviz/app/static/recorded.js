@@ -1,11 +1,11 @@
 // A recorded run without a kernel: holds what app/export.py packed and speaks the kernel's messages. Pure: no DOM.
 import { u32, ROW, SAME_BLOCKS } from "./store.js";
-const FIELDS = ROW - 2,
-  EVERY = 64,
-  MOST_FOLDS = 200,
-  WINDOW = 4,
-  EXPLAIN_MS = 250,
-  STATE_PARTS = new Set(["words", "blocks", "rows", "marks", "queue", "chunks"]);
+const FIELDS = ROW - 2;
+const EVERY = 64;
+const MOST_FOLDS = 200;
+const WINDOW = 4;
+const EXPLAIN_MS = 250;
+const STATE_PARTS = new Set(["words", "blocks", "rows", "marks", "queue", "chunks"]);
 
 export async function unpack(base64) {
   return new Uint8Array(
@@ -56,7 +56,7 @@ export class Fold {
     this.keep();
   }
   keep() {
-    if (!this.kept.has(this.step))
+    if (!this.kept.has(this.step)) {
       this.kept.set(this.step, {
         step: this.step,
         rows: this.rows.map((q) => q && { f: q.f.slice(), blocks: q.blocks }),
@@ -68,6 +68,7 @@ export class Fold {
         pad: this.pad,
         marks: this.marks,
       });
+    }
   }
   back(step) {
     const k = this.kept.get(step);
@@ -86,9 +87,9 @@ export class Fold {
     this.queued = false;
   }
   num(bytes = this.strip) {
-    let v = 0,
-      m = 1,
-      b;
+    let v = 0;
+    let m = 1;
+    let b;
     do {
       b = bytes[this.at++];
       v += (b & 127) * m;
@@ -101,27 +102,27 @@ export class Fold {
     return v & 1 ? -(v + 1) / 2 : v / 2;
   }
   splice(old) {
-    const front = this.num(),
-      back = this.num(),
-      n = this.num(),
-      v = old.slice(0, front);
+    const front = this.num();
+    const back = this.num();
+    const n = this.num();
+    const v = old.slice(0, front);
     for (let i = 0; i < n; i++) v.push(this.num());
     for (let i = old.length - back; i < old.length; i++) v.push(old[i]);
     return v;
   }
   // The sentences of a step, and those of its events.
   sentences(step) {
-    const b = this.said,
-      { frames, ids } = this.head.said,
-      last = new Map();
+    const b = this.said;
+    const { frames, ids } = this.head.said;
+    const last = new Map();
     this.at = this.saidAt[step];
     let id = 0;
     return [0, 1].map(() =>
       Array.from({ length: this.num(b) }, () => {
-        const k = this.num(b),
-          [kind, first, ...rest] = frames[k],
-          old = last.get(k),
-          numbers = rest.map((_, i) => this.diff(b) + (old ? old[i] : 0));
+        const k = this.num(b);
+        const [kind, first, ...rest] = frames[k];
+        const old = last.get(k);
+        const numbers = rest.map((_, i) => this.diff(b) + (old ? old[i] : 0));
         last.set(k, numbers);
         return {
           kind,
@@ -135,10 +136,10 @@ export class Fold {
   account(step, whole) {
     const a = this.head.accounts;
     if (a.missing) return { type: "account", step, missing: a.missing };
-    const n = a.tokens.length,
-      m = n + a.slots.length,
-      row = a.rows[step - 1],
-      named = (names, v) => names.map((p, i) => [p, v[i]]);
+    const n = a.tokens.length;
+    const m = n + a.slots.length;
+    const row = a.rows[step - 1];
+    const named = (names, v) => names.map((p, i) => [p, v[i]]);
     const out = {
       type: "account",
       step,
@@ -157,8 +158,8 @@ export class Fold {
   }
   // Of a mixture: tokens of each expert in the step, and in all up to it.
   experts(step) {
-    const x = this.head.experts,
-      row = x && step ? x.rows[step - 1] : null;
+    const x = this.head.experts;
+    const row = x && step ? x.rows[step - 1] : null;
     if (!row) return null;
     if (!this.load || this.load.step > step) this.load = { step: 0, sums: new Array(row.length).fill(0) };
     const { sums } = this.load;
@@ -175,8 +176,8 @@ export class Fold {
   }
   // Moves to `step`, inside it after `event` events. Says whether it went straight on, so that `changed`, `touched`, `tables` and `queued` tell what is new.
   go(step, event) {
-    const base = event === null ? step : step - 1,
-      on = this.event === null && event === null && step >= this.step && step - this.step <= MOST_FOLDS;
+    const base = event === null ? step : step - 1;
+    const on = this.event === null && event === null && step >= this.step && step - this.step <= MOST_FOLDS;
     if (!on) {
       let from = base - (base % this.every);
       while (!this.kept.has(from)) from -= this.every;
@@ -200,8 +201,8 @@ export class Fold {
   tick() {
     const w = this.num();
     for (let k = Math.floor(w / 8); k; k--) {
-      const r = this.num(),
-        mask = this.num();
+      const r = this.num();
+      const mask = this.num();
       while (this.rows.length <= r) this.rows.push(null);
       const q = this.rows[r] || (this.rows[r] = { f: new Array(FIELDS).fill(0), blocks: [] });
       for (let i = 0; i < FIELDS; i++) if (mask & (1 << i)) q.f[i] += this.diff();
@@ -240,13 +241,16 @@ export class Fold {
     }
     const p = {};
     if (rows.length) p.rows = Uint32Array.from(rows);
-    if (full) p.words = this.words.slice();
-    else if (this.touched.size)
+    if (full) {
+      p.words = this.words.slice();
+    } else if (this.touched.size) {
       p.blocks = Uint32Array.from(
         [...this.touched].flatMap((b) => [b, this.words[2 * b], this.words[2 * b + 1]]),
       );
-    if (full || this.queued)
+    }
+    if (full || this.queued) {
       p.queue = Uint32Array.from([this.waiting.length, ...this.waiting, ...this.running]);
+    }
     p.marks = Uint32Array.from([...this.marks].filter((b) => b).sort((a, b) => a - b));
     p.chunks = Uint32Array.from(this.chunks);
     this.clear();
@@ -308,29 +312,40 @@ export class Recorded {
       this.fold.go(this.start, null);
       this.picture(true, true);
       this.say();
-    } else if (m.type === "ack") this.acked = Math.max(this.acked, m.seq);
-    else if (m.type === "cmd") this.command(m);
+    } else if (m.type === "ack") {
+      this.acked = Math.max(this.acked, m.seq);
+    } else if (m.type === "cmd") {
+      this.command(m);
+    }
   }
   command(m) {
     const { step, event, steps } = this.fold;
-    if (m.cmd === "seek") this.seek(m.step);
-    else if (m.cmd === "reset") this.seek(0);
-    else if (m.cmd === "back") this.seek(event === null ? step - 1 : step);
-    else if (m.cmd === "end") this.seek(steps);
-    else if (m.cmd === "step") {
+    if (m.cmd === "seek") {
+      this.seek(m.step);
+    } else if (m.cmd === "reset") {
+      this.seek(0);
+    } else if (m.cmd === "back") {
+      this.seek(event === null ? step - 1 : step);
+    } else if (m.cmd === "end") {
+      this.seek(steps);
+    } else if (m.cmd === "step") {
       this.pause();
-      if (event === null && step === steps)
+      if (event === null && step === steps) {
         this.tell({ banner: "This is a recording, and this was its last step." });
-      else this.go(event === null ? step + 1 : step, null);
-    } else if (m.cmd === "event") this.oneEvent(m.by > 0);
-    else if (m.cmd === "speed") {
+      } else {
+        this.go(event === null ? step + 1 : step, null);
+      }
+    } else if (m.cmd === "event") {
+      this.oneEvent(m.by > 0);
+    } else if (m.cmd === "speed") {
       this.speed = Math.max(0, m.value);
       this.tell();
     } else if (m.cmd === "account") {
       this.accounting = !!m.on;
       this.say();
-    } else if (m.cmd === "pause") this.pause();
-    else if (m.cmd === "play" && !this.playing) {
+    } else if (m.cmd === "pause") {
+      this.pause();
+    } else if (m.cmd === "play" && !this.playing) {
       this.playing = true;
       this.tell();
       if (step === steps) this.go(0, null);
@@ -386,8 +401,8 @@ export class Recorded {
     if (!this.playing || Date.now() - this.explained > EXPLAIN_MS) this.say();
   }
   picture(full, reset = false) {
-    const { head, buf, step, event, steps, pad, config } = this.fold,
-      parts = this.fold.parts(full);
+    const { head, buf, step, event, steps, pad, config } = this.fold;
+    const parts = this.fold.parts(full);
     let m = { type: "picture", steps, step, event, pad, config, copies: (head.copies || {})[step] };
     if (reset) {
       const { b, words, ...first } = head.first;
@@ -422,8 +437,8 @@ export class Recorded {
       head.inside[step] || { type: "inside", step, watched: head.watched, device: [], profile: null },
     );
     if (this.accounting && step) this.emit(this.fold.account(step, !this.playing));
-    const { names, at, clock } = head.figures,
-      upto = event === null ? step : step - 1;
+    const { names, at, clock } = head.figures;
+    const upto = event === null ? step : step - 1;
     let i = at.length - 1;
     while (i >= 0 && at[i] > upto) i--;
     if (i >= 0) {

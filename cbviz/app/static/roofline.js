@@ -2,14 +2,14 @@
 import { Frame } from "./frame.js";
 import { STATES } from "./color.js";
 import { percent, rate, sig, cut } from "./format.js";
-const ROOF_STEPS = 600,
-  PHASES = [
-    ["decode", "dflops", "dbytes", "circle"],
-    ["prefill", "pflops", "pbytes", "diamond"],
-    ["both", "flops", "bytes", "square"],
-  ];
-const PREFILL = new Set(["prefill", "recompute"]),
-  DECODE = new Set(["decode", "accepted", "rejected"]);
+const ROOF_STEPS = 600;
+const PHASES = [
+  ["decode", "dflops", "dbytes", "circle"],
+  ["prefill", "pflops", "pbytes", "diamond"],
+  ["both", "flops", "bytes", "square"],
+];
+const PREFILL = new Set(["prefill", "recompute"]);
+const DECODE = new Set(["decode", "accepted", "rejected"]);
 export class RoofView {
   constructor(Plotly, host, app, ms = 200) {
     Object.assign(this, { Plotly, app, ms, last: 0, timer: 0, points: [], shown: false });
@@ -74,16 +74,16 @@ export class RoofView {
   }
   // The points of step i + 1: decode and prefill where they are known apart, else the whole.
   of(i) {
-    const { R } = this.app,
-      s = R.col("busy")[i];
+    const { R } = this.app;
+    const s = R.col("busy")[i];
     if (!(s > 0)) return [];
     const all = PHASES.map(([kind, f, b]) => ({
-        kind,
-        step: i + 1,
-        x: R.col(f)[i] / R.col(b)[i],
-        y: R.col(f)[i] / s,
-      })).filter((p) => isFinite(p.x) && p.x > 0 && p.y > 0),
-      apart = all.filter((p) => p.kind !== "both");
+      kind,
+      step: i + 1,
+      x: R.col(f)[i] / R.col(b)[i],
+      y: R.col(f)[i] / s,
+    })).filter((p) => isFinite(p.x) && p.x > 0 && p.y > 0);
+    const apart = all.filter((p) => p.kind !== "both");
     return apart.length ? apart : all;
   }
   show(on) {
@@ -96,8 +96,9 @@ export class RoofView {
   advance() {
     if (!this.shown) return;
     this.f.dov = true;
-    if (!this.timer)
+    if (!this.timer) {
       this.timer = setTimeout(() => this.draw(), Math.max(0, this.ms - (performance.now() - this.last)));
+    }
   }
   draw() {
     this.timer = 0;
@@ -106,32 +107,32 @@ export class RoofView {
       this.timer = setTimeout(() => this.draw(), 100);
       return;
     }
-    const R = this.app.R,
-      m = R.meta,
-      t0 = performance.now(),
-      points = [];
+    const R = this.app.R;
+    const m = R.meta;
+    const t0 = performance.now();
+    const points = [];
     for (let i = Math.max(0, R.steps - ROOF_STEPS); i < R.steps; i++) points.push(...this.of(i));
     if (R.step && R.step <= R.steps - ROOF_STEPS) points.push(...this.of(R.step - 1));
     this.points = points;
-    const xs = points.map((p) => Math.log10(p.x)),
-      ys = points.map((p) => Math.log10(p.y)),
-      ridge = this.ridge;
+    const xs = points.map((p) => Math.log10(p.x));
+    const ys = points.map((p) => Math.log10(p.y));
+    const ridge = this.ridge;
     if (ridge) {
       xs.push(Math.log10(ridge) - 1, Math.log10(ridge) + 0.7);
       ys.push(Math.log10(m.peak_flops_s));
     }
-    const lo = Math.min(...xs, 0) - 0.15,
-      hi = Math.max(...xs, 1) + 0.15,
-      bottom = Math.min(...ys, ...(ridge ? [Math.log10(this.roof(10 ** Math.min(...xs)))] : [9])) - 0.15,
-      top = Math.max(...ys, 10) + 0.2;
+    const lo = Math.min(...xs, 0) - 0.15;
+    const hi = Math.max(...xs, 1) + 0.15;
+    const bottom = Math.min(...ys, ...(ridge ? [Math.log10(this.roof(10 ** Math.min(...xs)))] : [9])) - 0.15;
+    const top = Math.max(...ys, 10) + 0.2;
     const x = [
-        ridge ? [10 ** lo, ridge, 10 ** hi] : [],
-        ...PHASES.map(([k]) => points.filter((p) => p.kind === k).map((p) => p.x)),
-      ],
-      y = [
-        ridge ? [this.roof(10 ** lo), m.peak_flops_s, m.peak_flops_s] : [],
-        ...PHASES.map(([k]) => points.filter((p) => p.kind === k).map((p) => p.y)),
-      ];
+      ridge ? [10 ** lo, ridge, 10 ** hi] : [],
+      ...PHASES.map(([k]) => points.filter((p) => p.kind === k).map((p) => p.x)),
+    ];
+    const y = [
+      ridge ? [this.roof(10 ** lo), m.peak_flops_s, m.peak_flops_s] : [],
+      ...PHASES.map(([k]) => points.filter((p) => p.kind === k).map((p) => p.y)),
+    ];
     this.Plotly.update(this.f.gd, { x, y }, { "xaxis.range": [lo, hi], "yaxis.range": [bottom, top] });
     this.last = performance.now();
     this.ms = Math.max(200, Math.min(3000, 10 * (this.last - t0)));
@@ -142,8 +143,8 @@ export class RoofView {
     return [g.l + (Math.log10(p.x) - g.x0) * g.sx, g.t + (Math.log10(p.y) - g.y0) * g.sy];
   }
   over(f, x, g) {
-    const { R, th } = this.app,
-      m = R.meta;
+    const { R, th } = this.app;
+    const m = R.meta;
     x.font = `11px ${th.font}`;
     x.fillStyle = th.mute;
     x.textBaseline = "alphabetic";
@@ -157,15 +158,16 @@ export class RoofView {
       return;
     }
     if (this.ridge) {
-      const c = g.l + (Math.log10(this.ridge) - g.x0) * g.sx,
-        y = g.t - 4;
+      const c = g.l + (Math.log10(this.ridge) - g.x0) * g.sx;
+      const y = g.t - 4;
       x.textAlign = "left";
       x.fillText("FLOP/s", 2, g.t - 4);
       x.textAlign = "right";
       if (c - g.l > 90) x.fillText(c - g.l > 200 ? "← reading memory is the limit" : "← memory", c - 6, y);
       x.textAlign = "left";
-      if (g.l + g.w - c > 60)
+      if (g.l + g.w - c > 60) {
         x.fillText(g.l + g.w - c > 140 ? "arithmetic is the limit →" : "arithmetic →", c + 6, y);
+      }
       x.strokeStyle = th.line;
       x.setLineDash([3, 3]);
       x.beginPath();
@@ -189,11 +191,11 @@ export class RoofView {
   near(p) {
     if (!p || !this.f.ready) return null;
     const g = this.f.geom();
-    let best = null,
-      d = 14 * 14;
+    let best = null;
+    let d = 14 * 14;
     for (const q of this.points) {
-      const [a, b] = this.at(g, q),
-        e = (a - p.px) ** 2 + (b - p.py) ** 2;
+      const [a, b] = this.at(g, q);
+      const e = (a - p.px) ** 2 + (b - p.py) ** 2;
       if (e <= d) {
         d = e;
         best = q;
@@ -206,27 +208,28 @@ export class RoofView {
   }
   // Who was computed in that step, by what the timeline says of it.
   who(p) {
-    const { R } = this.app,
-      s = [];
+    const { R } = this.app;
+    const s = [];
     for (let r = 0; r < R.ids.length; r++) {
       const q = R.tl.at(r, p.step);
       if (!q) continue;
       if (
         (p.kind !== "decode" && PREFILL.has(STATES[q.state])) ||
         (p.kind !== "prefill" && DECODE.has(STATES[q.state]))
-      )
+      ) {
         s.push(R.id(r));
+      }
     }
     return s;
   }
   say(p) {
-    const q = this.ridge ? p.y / this.roof(p.x) : 0,
-      share =
-        q > 1.02
-          ? ", above the roof: measure the peaks again while nothing else runs"
-          : q
-            ? `, ${percent(q)} of the roof`
-            : "";
+    const q = this.ridge ? p.y / this.roof(p.x) : 0;
+    const share =
+      q > 1.02
+        ? ", above the roof: measure the peaks again while nothing else runs"
+        : q
+          ? `, ${percent(q)} of the roof`
+          : "";
     return `${p.kind}: ${rate(p.y, "FLOP/s")}${share}; ${sig(p.x)} operations a byte${this.ridge ? `, so ${this.limit(p)}` : ""}`;
   }
   text(i) {
@@ -239,8 +242,8 @@ export class RoofView {
       this.f.hideTip();
       return;
     }
-    const who = this.who(q),
-      both = this.of(q.step - 1).length > 1;
+    const who = this.who(q);
+    const both = this.of(q.step - 1).length > 1;
     this.f.showTip(
       p,
       `step ${q.step}, ${this.app.R.meta.clock}\n${this.say(q).replace("; ", "\n")}${both ? "\nbeside the other kind, in the step's whole time" : ""}\n${cut(who.join(", "), 60)}`,

@@ -24,11 +24,11 @@ export class SeriesView {
   }
   figures(i) {
     // of step i + 1: [bytes/s, FLOP/s], as a share of the peak where there is one
-    const { R } = this.app,
-      m = R.meta,
-      s = R.col("busy")[i],
-      b = R.col("bytes")[i] / s,
-      f = R.col("flops")[i] / s;
+    const { R } = this.app;
+    const m = R.meta;
+    const s = R.col("busy")[i];
+    const b = R.col("bytes")[i] / s;
+    const f = R.col("flops")[i] / s;
     if (!(s > 0)) return [null, null];
     return this.share ? [(100 * b) / m.peak_bytes_s, (100 * f) / m.peak_flops_s] : [b / 1e9, f / 1e9];
   }
@@ -50,16 +50,16 @@ export class SeriesView {
   }
   axes(th) {
     const y = {
-        rangemode: "tozero",
-        nticks: 4,
-        showgrid: true,
-        gridcolor: th.line,
-        showline: false,
-        ticks: "",
-        autorange: true,
-        fixedrange: true,
-      },
-      c = (i, t) => ({ title: { text: t, font: { size: 10, color: th.lines[i] }, standoff: 2 } });
+      rangemode: "tozero",
+      nticks: 4,
+      showgrid: true,
+      gridcolor: th.line,
+      showline: false,
+      ticks: "",
+      autorange: true,
+      fixedrange: true,
+    };
+    const c = (i, t) => ({ title: { text: t, font: { size: 10, color: th.lines[i] }, standoff: 2 } });
     return {
       margin: { l: 40, r: this.share ? 8 : 40, t: 4, b: 18 },
       xaxis: { range: [0.5, 60.5], fixedrange: true, nticks: 5, tickformat: ",d" },
@@ -81,10 +81,10 @@ export class SeriesView {
   }
   // The steps on screen, from the first one's left edge: the last ones recorded, or where the cursor is if that is earlier.
   from() {
-    const { steps, step } = this.app.R,
-      w = this.width(),
-      q = w / 4,
-      lo = Math.max(0, Math.ceil(steps / q) * q - w);
+    const { steps, step } = this.app.R;
+    const w = this.width();
+    const q = w / 4;
+    const lo = Math.max(0, Math.ceil(steps / q) * q - w);
     return step > lo ? lo : Math.max(0, Math.ceil(step / q) * q - 3 * q);
   }
   width() {
@@ -107,12 +107,12 @@ export class SeriesView {
       this.timer = setTimeout(() => this.draw(), 100);
       return;
     }
-    const R = this.app.R,
-      t0 = performance.now(),
-      x = [],
-      a = [],
-      b = [],
-      k = [];
+    const R = this.app.R;
+    const t0 = performance.now();
+    const x = [];
+    const a = [];
+    const b = [];
+    const k = [];
     let from = this.fresh ? 0 : this.n;
     from = Math.max(from, R.steps - this.cap);
     for (let i = from; i < R.steps; i++) {
@@ -122,22 +122,25 @@ export class SeriesView {
       b.push(v);
       k.push(this.share ? 100 * R.col("kernels")[i] : NaN);
     }
-    if (this.fresh) this.Plotly.restyle(this.f.gd, { x: [x, x.slice(), x.slice()], y: [a, b, k] });
-    else if (x.length)
+    if (this.fresh) {
+      this.Plotly.restyle(this.f.gd, { x: [x, x.slice(), x.slice()], y: [a, b, k] });
+    } else if (x.length) {
       this.Plotly.extendTraces(this.f.gd, { x: [x, x, x], y: [a, b, k] }, [0, 1, 2], this.cap);
-    const w = this.width(),
-      lo = (this.lo = this.from()),
-      range = this.f.gd._fullLayout.xaxis.range;
-    if (range[0] !== lo + 0.5 || range[1] !== lo + w + 0.5)
+    }
+    const w = this.width();
+    const lo = (this.lo = this.from());
+    const range = this.f.gd._fullLayout.xaxis.range;
+    if (range[0] !== lo + 0.5 || range[1] !== lo + w + 0.5) {
       this.Plotly.relayout(this.f.gd, { "xaxis.range": [lo + 0.5, lo + w + 0.5] });
+    }
     this.fresh = false;
     this.n = R.steps;
     this.last = performance.now();
     this.wait = Math.max(this.ms, Math.min(3000, 10 * (this.last - t0))); // lines never take more than about a tenth of the main thread
   }
   over(f, x, g) {
-    const { R, th } = this.app,
-      c = g.l + (R.step - g.x0) * g.sx;
+    const { R, th } = this.app;
+    const c = g.l + (R.step - g.x0) * g.sx;
     if (R.step < 1 || c < g.l || c > g.l + g.w) return;
     x.fillStyle = th.accent;
     x.globalAlpha = 0.8;
@@ -146,19 +149,20 @@ export class SeriesView {
   }
   // What is said of step i + 1 below the lines, figure by figure behind the sign of its line; before the first step the lines' names.
   parts(i) {
-    const { R } = this.app,
-      m = R.meta,
-      s = R.col("busy")[i],
-      sign = ["cb-line", "cb-line cb-dot", "cb-line cb-dash"];
-    if (i < 0)
+    const { R } = this.app;
+    const m = R.meta;
+    const s = R.col("busy")[i];
+    const sign = ["cb-line", "cb-line cb-dot", "cb-line cb-dash"];
+    if (i < 0) {
       return [
         [sign[0], "bytes/s"],
         [sign[1], "FLOP/s"],
       ];
+    }
     if (!(s > 0)) return [["", "no time taken"]];
-    const b = R.col("bytes")[i] / s,
-      f = R.col("flops")[i] / s,
-      k = R.col("kernels")[i];
+    const b = R.col("bytes")[i] / s;
+    const f = R.col("flops")[i] / s;
+    const k = R.col("kernels")[i];
     if (!isFinite(b)) return [["", "the work of this step is not known"]];
     const of = (v, peak) => (this.share ? ` = ${percent(v / peak)}` : "");
     const out = [
@@ -166,9 +170,10 @@ export class SeriesView {
       [sign[1], rate(f, "FLOP/s") + of(f, m.peak_flops_s)],
     ];
     if (k > 0) out.push([sign[2], `kernels ran ${percent(k)}`]);
-    if (this.above(i))
+    if (this.above(i)) {
       out[out.length - 1][1] +=
         ". Above the peak: it was measured while the machine was busy; measure it again";
+    }
     return out;
   }
   text(i) {
@@ -178,9 +183,9 @@ export class SeriesView {
   }
   // A peak that a step passes was measured while something else had the machine.
   above(i) {
-    const { R } = this.app,
-      m = R.meta,
-      s = R.col("busy")[i];
+    const { R } = this.app;
+    const m = R.meta;
+    const s = R.col("busy")[i];
     return (
       this.share &&
       m.peaks_measured &&
@@ -191,9 +196,11 @@ export class SeriesView {
   }
   hover(p) {
     const i = p ? Math.round(p.x) - 1 : -1;
-    if (i >= 0 && i < this.app.R.steps)
+    if (i >= 0 && i < this.app.R.steps) {
       this.f.showTip(p, `step ${i + 1}, ${this.app.R.meta.clock}\n${this.text(i).replace(", ", "\n")}`);
-    else this.f.hideTip();
+    } else {
+      this.f.hideTip();
+    }
   }
   destroy() {
     clearTimeout(this.timer);

@@ -40,8 +40,8 @@ export class Timeline {
   push(r, step, state) {
     this.grow(r + 1);
     let a = this.rows[r];
-    const n = this.len[r],
-      key = step * 32 + state;
+    const n = this.len[r];
+    const key = step * 32 + state;
     if (n && a[n - 1] >>> 5 >= step) {
       // sent again, or the same step corrected: the last word wins
       let i = n;
@@ -68,10 +68,10 @@ export class Timeline {
   }
   find(r, t) {
     // index of the segment that covers step t, or -1
-    const a = this.rows[r],
-      key = t * 32 + 31;
-    let lo = 0,
-      hi = this.len[r];
+    const a = this.rows[r];
+    const key = t * 32 + 31;
+    let lo = 0;
+    let hi = this.len[r];
     while (lo < hi) {
       const m = (lo + hi) >>> 1;
       if (a[m] <= key) lo = m + 1;
@@ -81,8 +81,8 @@ export class Timeline {
   }
   at(r, t) {
     if (r < 0 || r >= this.n || t < 1 || t >= this.t) return null;
-    const i = this.find(r, t),
-      a = this.rows[r];
+    const i = this.find(r, t);
+    const a = this.rows[r];
     if (i < 0) return { state: 0, start: 1, end: this.len[r] ? a[0] >>> 5 : this.t };
     return {
       state: a[i] & 31,
@@ -93,8 +93,8 @@ export class Timeline {
 }
 
 // Two words a block: owner + 1 (32 bits, 0 = nobody ever); sharers (16) << 16 | filled slots (12) << 4 | flags (4).
-export const CACHED = 1,
-  NULLBLOCK = 2;
+export const CACHED = 1;
+export const NULLBLOCK = 2;
 export class Blocks {
   constructor(n, size = 16) {
     this.n = n;
@@ -117,8 +117,8 @@ export class Blocks {
     return this.w[2 * i + 1] & 15;
   }
   kind(i) {
-    const q = this.w[2 * i + 1],
-      r = q >>> 16;
+    const q = this.w[2 * i + 1];
+    const r = q >>> 16;
     return q & NULLBLOCK
       ? "null"
       : r > 1
@@ -159,28 +159,31 @@ export class Blocks {
     this.marks = ids;
   }
   counts() {
-    let used = 0,
-      shared = 0,
-      reserved = 0,
-      cached = 0,
-      nul = 0;
+    let used = 0;
+    let shared = 0;
+    let reserved = 0;
+    let cached = 0;
+    let nul = 0;
     for (let i = 0; i < this.n; i++) {
-      const q = this.w[2 * i + 1],
-        r = q >>> 16;
-      if (q & NULLBLOCK) nul++;
-      else if (r) {
+      const q = this.w[2 * i + 1];
+      const r = q >>> 16;
+      if (q & NULLBLOCK) {
+        nul++;
+      } else if (r) {
         used++;
         if (r > 1) shared++;
         else if (!((q >>> 4) & 0xfff)) reserved++;
-      } else if (q & CACHED) cached++;
+      } else if (q & CACHED) {
+        cached++;
+      }
     }
     return { used, shared, reserved, cached, free: this.n - nul - used - cached, total: this.n - nul };
   }
 }
 
-export const ROW = 13,
-  SAME_BLOCKS = 0xffffffff,
-  STATUS = ["waiting", "running", "preempted", "finished", "refused"];
+export const ROW = 13;
+export const SAME_BLOCKS = 0xffffffff;
+export const STATUS = ["waiting", "running", "preempted", "finished", "refused"];
 export class Run {
   constructor(m) {
     Object.assign(this, {
@@ -246,7 +249,7 @@ export class Run {
       this.tl.transitions(u32(buf.tr));
       t.history = true;
     }
-    if (m.out)
+    if (m.out) {
       for (const [r, pieces, steps] of m.out) {
         const o = this.out[r];
         for (let i = 0; i < pieces.length; i++) {
@@ -254,16 +257,18 @@ export class Run {
           o.step.push(steps[i]);
         }
       }
+    }
     if (m.ended) for (const [r, step] of m.ended) this.out[r].told = step;
-    if (m.beams)
+    if (m.beams) {
       for (const [step, ids, parents, pieces, scores] of m.beams) {
         const all = this.out[ids[0]].search || [];
         all.push({ step, ids, parents, pieces, scores });
         for (const r of ids) this.out[r].search = all;
       }
+    }
     if (buf.series) {
-      const F = f64(buf.series),
-        k = this.cols.length;
+      const F = f64(buf.series);
+      const k = this.cols.length;
       for (let i = 0; i < F.length; i++) this.series[i % k].push(F[i]);
       t.history = true;
     }
@@ -275,10 +280,10 @@ export class Run {
     if (buf.rows) {
       const w = u32(buf.rows);
       for (let i = 0; i < w.length;) {
-        const r = w[i],
-          nb = w[i + 12],
-          old = this.rows[r],
-          blocks = nb === SAME_BLOCKS ? (old ? old.blocks : []) : w.slice(i + ROW, i + ROW + nb);
+        const r = w[i];
+        const nb = w[i + 12];
+        const old = this.rows[r];
+        const blocks = nb === SAME_BLOCKS ? (old ? old.blocks : []) : w.slice(i + ROW, i + ROW + nb);
         this.rows[r] = {
           code: w[i + 1],
           computed: w[i + 2],
@@ -308,7 +313,7 @@ export class Run {
     if (buf.chunks) {
       const w = u32(buf.chunks);
       this.chunks = [];
-      for (let i = 0; i < w.length; i += 4)
+      for (let i = 0; i < w.length; i += 4) {
         this.chunks.push({
           r: w[i],
           start: w[i + 1],
@@ -316,6 +321,7 @@ export class Run {
           kind: w[i + 3] & 255,
           drafts: w[i + 3] >>> 8,
         });
+      }
       this.pad = m.pad ?? 0;
       this.copies = m.copies ?? [];
     }
@@ -328,8 +334,8 @@ export class Run {
   // root: the request that another sequence of the same prompt belongs to (`a` for `a.1`), else the request itself.
   // Whether request r is a beam whose words are still open: they follow its lineage, and are chosen when the search ends.
   searching(r) {
-    const o = this.out[r],
-      q = this.rows[r];
+    const o = this.out[r];
+    const q = this.rows[r];
     return (
       !!q &&
       q.outputs > 0 &&
@@ -339,9 +345,9 @@ export class Run {
   }
   // What a beam says so far: its words with their steps, its place by log-probability (0: the best), and the log-probability.
   beam(r) {
-    const { search } = this.out[r],
-      text = [],
-      step = [];
+    const { search } = this.out[r];
+    const text = [];
+    const step = [];
     let n = Math.min(this.rows[r].outputs, search.length);
     const { ids, scores } = search[n - 1];
     let i = ids.indexOf(r);
@@ -356,10 +362,10 @@ export class Run {
   }
   // What has come and what has ended so far: requests (all sequences of one must have ended), and sequences.
   count() {
-    const open = new Set(),
-      come = new Set();
-    let ended = 0,
-      sequences = 0;
+    const open = new Set();
+    const come = new Set();
+    let ended = 0;
+    let sequences = 0;
     this.rows.forEach((q, r) => {
       if (!q) return;
       sequences++;
@@ -379,13 +385,13 @@ export class Run {
   }
   // Output tokens a second over the last `k` steps up to the cursor, on the trace's own clock.
   rate(k = 20) {
-    const t0 = this.col("t0"),
-      t1 = this.col("t1"),
-      n = this.col("sampled"),
-      b = this.step,
-      a = Math.max(0, b - k);
-    let tokens = 0,
-      s = 0;
+    const t0 = this.col("t0");
+    const t1 = this.col("t1");
+    const n = this.col("sampled");
+    const b = this.step;
+    const a = Math.max(0, b - k);
+    let tokens = 0;
+    let s = 0;
     for (let i = a; i < b; i++) {
       tokens += n[i];
       s += t1[i] - t0[i];

@@ -33,8 +33,8 @@ function hostIsDark(el) {
   return attr ? attr === "false" : system;
 }
 export function readTheme(el) {
-  const want = chosen ?? themeChoice(),
-    th = { ...(want === "dark" || (want === "auto" && hostIsDark(el)) ? THEMES.dark : THEMES.light) };
+  const want = chosen ?? themeChoice();
+  const th = { ...(want === "dark" || (want === "auto" && hostIsDark(el)) ? THEMES.dark : THEMES.light) };
   th.font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
   th.lut = stateLut(th);
   th.own = ownerPalette(th);

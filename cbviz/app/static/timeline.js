@@ -18,8 +18,8 @@ export class TimelineView {
       scroll: true,
       dirty: app.dirty,
       layout: () => {
-        const h = this.home(),
-          n = this.nrows();
+        const h = this.home();
+        const n = this.nrows();
         return {
           margin: { l: 62, b: 34 },
           xaxis: {
@@ -59,36 +59,37 @@ export class TimelineView {
   }
   // A row for each sequence that has come, and one for each request still to come.
   nrows() {
-    const R = this.app.R,
-      come = R.root.filter((own, r) => own === r).length;
+    const R = this.app.R;
+    const come = R.root.filter((own, r) => own === r).length;
     return Math.max(8, R.ids.length + Math.max(0, this.app.numRequests() - come));
   }
   home() {
-    const R = this.app.R,
-      s = R.steps;
+    const R = this.app.R;
+    const s = R.steps;
     while (this.win < 480 && s > this.win - 3) this.win *= 2;
-    const w = this.win,
-      x0 = R.step <= w ? 0 : Math.ceil((R.step - w) / (w / 4)) * (w / 4);
+    const w = this.win;
+    const x0 = R.step <= w ? 0 : Math.ceil((R.step - w) / (w / 4)) * (w / 4);
     return { "xaxis.range": [x0 + 0.5, x0 + w + 0.5], "yaxis.range": [this.nrows() - 0.5, -0.5] };
   }
   yticks(n, hpx, a, b) {
-    const span = Math.max(1, b - a),
-      fit = Math.max(1, Math.floor(hpx / (10.5 * (this.app.th.scale || 1)))),
-      d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1],
-      v = [];
+    const span = Math.max(1, b - a);
+    const fit = Math.max(1, Math.floor(hpx / (10.5 * (this.app.th.scale || 1))));
+    const d = STRIDES.find((k) => span / k <= fit) ?? STRIDES[STRIDES.length - 1];
+    const v = [];
     for (
       let k = Math.max(0, Math.floor((a - span) / d) * d);
       k < Math.min(this.app.R.ids.length, b + span);
       k += d
-    )
+    ) {
       v.push(k);
+    }
     return { tickmode: "array", tickvals: v, ticktext: v.map((k) => onAxis(cut(this.app.R.id(k), 9))) };
   }
   ticks() {
     if (!this.f.ready) return;
-    const g = this.f.geom(),
-      t = this.yticks(this.app.R.ids.length, g.h, g.y0, g.y1),
-      key = `${t.tickvals[0]}:${t.tickvals[1]}:${t.tickvals.length}:${t.ticktext[t.ticktext.length - 1]}`;
+    const g = this.f.geom();
+    const t = this.yticks(this.app.R.ids.length, g.h, g.y0, g.y1);
+    const key = `${t.tickvals[0]}:${t.tickvals[1]}:${t.tickvals.length}:${t.ticktext[t.ticktext.length - 1]}`;
     if (key === this.tkey) return;
     this.tkey = key;
     this.f.Plotly.relayout(this.f.gd, { "yaxis.tickvals": t.tickvals, "yaxis.ticktext": t.ticktext });
@@ -97,10 +98,10 @@ export class TimelineView {
   advance() {
     this.f.du = true;
     if (!this.f.ready) return;
-    const g = this.f.geom(),
-      R = this.app.R,
-      n = this.nrows(),
-      up = {};
+    const g = this.f.geom();
+    const R = this.app.R;
+    const n = this.nrows();
+    const up = {};
     if (n !== this.n) {
       if (this.n === undefined || g.y1 >= this.n - 0.75) {
         up["yaxis.range"] = [n - 0.5, g.y0 <= 0 ? -0.5 : g.y0];
@@ -109,8 +110,8 @@ export class TimelineView {
       this.n = n;
     }
     if (this.follow && (R.step > g.x1 - 3 || R.step < g.x0)) {
-      const w0 = this.win,
-        h = this.home()["xaxis.range"];
+      const w0 = this.win;
+      const h = this.home()["xaxis.range"];
       if (this.win !== w0 || h[0] !== g.x0 || h[1] !== g.x1) up["xaxis.range"] = h;
     }
     if (Object.keys(up).length) {
@@ -119,15 +120,17 @@ export class TimelineView {
         this.setting = false;
         this.ticks();
       });
-    } else if (this.nid !== R.ids.length) this.ticks();
+    } else if (this.nid !== R.ids.length) {
+      this.ticks();
+    }
     this.nid = R.ids.length;
   }
   paint(f, ctx, g) {
-    const tl = this.app.R.tl,
-      lut = this.app.th.lut,
-      key = [g.x0, g.x1, g.y0, g.y1, g.W, g.H, g.dpr, tl.n].join();
-    let c0 = 0,
-      c1 = g.W;
+    const tl = this.app.R.tl;
+    const lut = this.app.th.lut;
+    const key = [g.x0, g.x1, g.y0, g.y1, g.W, g.H, g.dpr, tl.n].join();
+    let c0 = 0;
+    let c1 = g.W;
     this.full =
       f.fresh ||
       !(
@@ -156,15 +159,15 @@ export class TimelineView {
     );
   }
   over(f, x, g) {
-    const { th, R, sel } = this.app,
-      X = (t) => g.l + (t - g.x0) * g.sx,
-      Y = (r) => g.t + (r - g.y0) * g.sy;
+    const { th, R, sel } = this.app;
+    const X = (t) => g.l + (t - g.x0) * g.sx;
+    const Y = (r) => g.t + (r - g.y0) * g.sy;
     x.save();
     x.beginPath();
     x.rect(g.l - 6, g.t, g.w + 6, g.h);
     x.clip();
-    const now = X(R.step + 0.5),
-      end = X(R.steps + 0.5);
+    const now = X(R.step + 0.5);
+    const end = X(R.steps + 0.5);
     if (end > now) {
       x.fillStyle = th.bg;
       x.globalAlpha = 0.62;
@@ -172,8 +175,8 @@ export class TimelineView {
       x.globalAlpha = 1;
     } // recorded, but later than the cursor
     if (sel >= 0) {
-      const h = Math.max(4, g.sy),
-        y = Y(sel) - h / 2;
+      const h = Math.max(4, g.sy);
+      const y = Y(sel) - h / 2;
       x.lineJoin = "round";
       for (const [c, lw] of [
         [th.halo, 4],
@@ -200,10 +203,10 @@ export class TimelineView {
       x.fill();
     }
     if (this.hov) {
-      const w = Math.max(5, g.sx),
-        h = Math.max(5, g.sy),
-        cx = X(this.hov.t) - w / 2,
-        cy = Y(this.hov.r) - h / 2;
+      const w = Math.max(5, g.sx);
+      const h = Math.max(5, g.sy);
+      const cx = X(this.hov.t) - w / 2;
+      const cy = Y(this.hov.r) - h / 2;
       x.strokeStyle = th.halo;
       x.lineWidth = 3.5;
       x.strokeRect(cx, cy, w, h);
@@ -214,8 +217,8 @@ export class TimelineView {
     x.restore();
   }
   describe(r, t) {
-    const R = this.app.R,
-      c = R.tl.at(r, t);
+    const R = this.app.R;
+    const c = R.tl.at(r, t);
     if (!c) return null;
     const q = R.info[r];
     return (
@@ -226,44 +229,48 @@ export class TimelineView {
   }
   // Many cells on one pixel: say so, with counts, instead of pretending that one cell is shown.
   digest(p) {
-    const g = this.f.geom(),
-      R = this.app.R,
-      tl = R.tl;
+    const g = this.f.geom();
+    const R = this.app.R;
+    const tl = R.tl;
     if ((g.sy >= 0.75 && g.sx >= 0.75) || !tl.n) return null;
-    const r0 = clamp(Math.floor(p.y - 0.5 / g.sy + 0.5), 0, tl.n - 1),
-      r1 = clamp(Math.ceil(p.y + 0.5 / g.sy - 0.5), r0, tl.n - 1),
-      a = Math.max(1, Math.floor(p.x - 0.5 / g.sx + 0.5)),
-      b = Math.max(a + 1, Math.ceil(p.x + 0.5 / g.sx)),
-      n = new Float64Array(32);
+    const r0 = clamp(Math.floor(p.y - 0.5 / g.sy + 0.5), 0, tl.n - 1);
+    const r1 = clamp(Math.ceil(p.y + 0.5 / g.sy - 0.5), r0, tl.n - 1);
+    const a = Math.max(1, Math.floor(p.x - 0.5 / g.sx + 0.5));
+    const b = Math.max(a + 1, Math.ceil(p.x + 0.5 / g.sx));
+    const n = new Float64Array(32);
     for (let r = r0; r <= r1; r++) {
-      const s = tl.rows[r],
-        L = tl.len[r];
+      const s = tl.rows[r];
+      const L = tl.len[r];
       for (let i = Math.max(0, tl.find(r, a)); i < L; i++) {
         if (s[i] >>> 5 >= b) break;
-        const u = Math.max(a, s[i] >>> 5),
-          v = Math.min(b, i + 1 < L ? s[i + 1] >>> 5 : tl.t);
+        const u = Math.max(a, s[i] >>> 5);
+        const v = Math.min(b, i + 1 < L ? s[i + 1] >>> 5 : tl.t);
         if (v > u) n[s[i] & 31] += v - u;
       }
     }
-    const rows = r1 - r0 + 1,
-      all = rows * (b - a),
-      parts = [];
-    for (let k = 1; k < STATES.length; k++)
-      if (n[k])
+    const rows = r1 - r0 + 1;
+    const all = rows * (b - a);
+    const parts = [];
+    for (let k = 1; k < STATES.length; k++) {
+      if (n[k]) {
         parts.push(`${STATE_TEXT[STATES[k]]} ${((100 * n[k]) / all).toFixed(n[k] / all < 0.01 ? 2 : 0)}%`);
+      }
+    }
     return `${rows > 1 ? `${R.name(r0)}–${R.name(r1)} (${rows} requests)` : R.name(r0)} · steps ${nf.format(a)}–${nf.format(b - 1)}\n${parts.join(", ") || "nothing"}`;
   }
   hover(p) {
     const R = this.app.R;
     let h = null;
     if (p) {
-      const r = Math.round(p.y),
-        t = Math.round(p.x),
-        txt = r >= 0 && r < R.ids.length ? this.digest(p) || this.describe(r, t) : null;
+      const r = Math.round(p.y);
+      const t = Math.round(p.x);
+      const txt = r >= 0 && r < R.ids.length ? this.digest(p) || this.describe(r, t) : null;
       if (txt) {
         this.f.showTip(p, txt);
         h = { r, t };
-      } else this.f.hideTip();
+      } else {
+        this.f.hideTip();
+      }
     }
     if (!h !== !this.hov || (h && (h.r !== this.hov.r || h.t !== this.hov.t))) {
       this.hov = h;
@@ -272,16 +279,16 @@ export class TimelineView {
     }
   }
   click(p) {
-    const R = this.app.R,
-      r = Math.round(p.y),
-      t = Math.round(p.x);
+    const R = this.app.R;
+    const r = Math.round(p.y);
+    const t = Math.round(p.x);
     if (r >= 0 && r < R.ids.length) this.app.select(r);
     if (t >= 1 && t <= R.steps) this.app.seek(t);
   }
   key(e) {
     // left and right are the page's own: one step back, one on
-    const R = this.app.R,
-      d = { ArrowUp: -1, ArrowDown: 1, PageUp: -10, PageDown: 10 }[e.key];
+    const R = this.app.R;
+    const d = { ArrowUp: -1, ArrowDown: 1, PageUp: -10, PageDown: 10 }[e.key];
     if (d === undefined || !R.ids.length) return false;
     const r = clamp(this.app.sel < 0 ? 0 : this.app.sel + d, 0, R.ids.length - 1);
     this.app.select(r);
@@ -289,8 +296,8 @@ export class TimelineView {
     return true;
   }
   summary() {
-    const R = this.app.R,
-      n = new Map();
+    const R = this.app.R;
+    const n = new Map();
     for (const q of R.rows) if (q) n.set(q.code, (n.get(q.code) || 0) + 1);
     return (
       `Timeline, ${R.ids.length} requests, ${nf.format(R.steps)} steps. At step ${R.step}: ` +
