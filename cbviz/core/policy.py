@@ -33,7 +33,8 @@ class Policy:
     """Base of all policies. Override `rank`; optionally `admit`.
 
     `static`: a waiting request's rank never changes, so the queue is sorted once. `victim`: the victim rule
-    it implies (`last`: the last of the running queue; `rank`: the highest rank). `typed`: a user's, so it is
+    it implies (`last`: the last of the running queue; `rank`: the highest rank). `by_session`: all requests of
+    a session always have the same rank, so a long queue is ranked session by session. `typed`: a user's, so it is
     asked again now and then, to see that it gives the same answer.
     """
 
@@ -42,7 +43,13 @@ class Policy:
     summary = "In order of arrival."
     static = True
     typed = False
+    by_session = False
     victim = "rank"
+
+    @property
+    def ranks_sessions(self) -> bool:
+        """May the queue be ranked session by session? A user's policy may rank otherwise than its base."""
+        return self.by_session and not self.typed
 
     def rank(self, r: RequestView, now: float) -> Any:
         """Lowest first. Any values that compare with each other."""
@@ -79,7 +86,6 @@ class Sjf(Policy):
         "Fewest tokens still to compute first: of the prompt, and of the output up to its known length or "
         "max_tokens."
     )
-    static = False
 
     def rank(self, r: RequestView, now: float) -> Any:
         return r.num_remaining
@@ -89,7 +95,6 @@ class Srpt(Policy):
     name = "srpt"
     title = "Shortest remaining time first"
     summary = "Fewest output tokens still to come first, also when somebody must be preempted."
-    static = False
 
     def rank(self, r: RequestView, now: float) -> Any:
         end = r.output_len if r.output_len is not None else r.max_tokens
@@ -234,6 +239,7 @@ class FairShare(Policy):
         "The session served the fewest tokens so far goes first; all requests without a session count as one."
     )
     static = False
+    by_session = True
     victim = "last"
 
     def rank(self, r: RequestView, now: float) -> Any:

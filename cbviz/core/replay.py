@@ -16,7 +16,7 @@ from cbviz.core import beam
 from cbviz.core.groups import fork
 from cbviz.core.policy import Fcfs
 from cbviz.core.request import Request, Status
-from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, Scheduler, overtakes
+from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, Scheduler
 from cbviz.messages import RequestSpec, StepRecord
 
 
@@ -88,8 +88,9 @@ class _Teller:
         r.arrival_s = e.arrival_s
         s.num_arrived += 1
         s.requests[r.request_id] = r
-        s.has_groups = s.has_groups or r.num_forks > 0
+        s.note_group(r)
         s.waiting.insert(e.position, r)
+        s.overtaken.join(r)
 
     def resized(self, e: ev.Resized) -> None:
         s = self.s
@@ -112,12 +113,12 @@ class _Teller:
         place = s.waiting.index(r)
         del s.waiting[place]
         s.running.append(r)
-        r.status, r.last_wait, r.num_overtaken = Status.RUNNING, None, 0
+        r.status, r.last_wait, r.overtaken_before = Status.RUNNING, None, 0
         r.num_computed_tokens = r.num_cached_tokens = e.num_cached_tokens
         if not e.resumed and (place or not isinstance(s.policy, Fcfs)):
-            for w in s.waiting:
-                if overtakes(r, w):
-                    w.num_overtaken += 1
+            s.overtaken.admit(r, s.waiting)
+        else:
+            s.overtaken.leave(r)
 
     def shared(self, e: ev.Shared) -> None:
         self.s.kv.share(self.request(e.request_id), list(e.block_ids))
@@ -168,6 +169,7 @@ class _Teller:
         r.status, r.queued_step, r.last_wait = Status.PREEMPTED, self.step, None
         s.running.remove(r)
         s.waiting.insert(e.position, r)
+        s.overtaken.join(r)
 
     def forked(self, e: ev.Forked) -> None:
         r = self.request(e.request_id)
@@ -243,6 +245,7 @@ class _Teller:
             s.running.remove(r)
         else:
             s.waiting.remove(r)
+            s.overtaken.leave(r)
         r.status, r.finish_reason, r.draft_token_ids = Status.FINISHED, e.reason, []
         s.num_finished += 1
         self.ended = r

@@ -52,10 +52,10 @@ class Request:
         "num_computed_tokens",
         "num_forks",
         "num_null_blocks",
-        "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
         "output_end",
+        "overtaken_before",
         "priority",
         "queued_step",
         "rank",
@@ -159,8 +159,8 @@ class Request:
         self.rank: object = 0
         self.seat_held = False
         self.finish_reason = ""
-        self.num_overtaken = 0
-        """Later arrivals that were admitted since this one (last) joined the queue."""
+        self.overtaken_before = 0
+        """What `num_overtaken` was when the queue's counts began; 0 while it runs."""
         self.surroundings: Surroundings | None = None
         self.view = RequestView(self)
 
@@ -175,6 +175,12 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_overtaken(self) -> int:
+        """Later arrivals that were admitted since this one (last) joined the queue."""
+        around = self.surroundings
+        return around.times_overtaken(self) if around is not None else self.overtaken_before
 
     def __repr__(self) -> str:
         return (
@@ -191,6 +197,8 @@ class Surroundings(Protocol):
     def prefix_blocks(self, r: Request) -> list[int]: ...
 
     def served_tokens(self, session: str | None) -> int: ...
+
+    def times_overtaken(self, r: Request) -> int: ...
 
     def expert_use(self, r: Request | None) -> tuple[tuple[float, ...], ...]: ...
 

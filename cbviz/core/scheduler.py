@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import Any
@@ -28,6 +28,7 @@ from cbviz.core import beam
 from cbviz.core.block_pool import NULL_BLOCK, BlockPool, ids_of
 from cbviz.core.groups import fork, seats_to_come, spec_of
 from cbviz.core.kv_manager import KVManager
+from cbviz.core.overtaken import Overtaken
 from cbviz.core.policy import (
     POLICIES,
     Fcfs,
@@ -40,6 +41,7 @@ from cbviz.core.policy import (
     ranks_of,
 )
 from cbviz.core.request import Request, Status
+from cbviz.core.session_ranks import SessionRank, members_of, plain_rank, same_order, session_of
 from cbviz.core.speculative import PROPOSERS, drafts_for, get_proposer
 from cbviz.core.swap import HostPool, restored_prefix, swap_in, swap_out
 from cbviz.events import AnyEvent
@@ -68,7 +70,7 @@ _SAVED = (
     "seat_held",
     "finish_reason",
     "rank",
-    "num_overtaken",
+    "overtaken_before",
     "is_prefill_chunk",
     "host_block_ids",
     "num_forks",
@@ -150,10 +152,13 @@ class Scheduler:
         self.waiting: list[Request] = []
         """In the order in which they will be asked: by (rank, arrival)."""
         self.running: list[Request] = []
+        self.overtaken = Overtaken(self.undo)
         self.step = 0
         """Steps scheduled so far."""
         self.has_groups = False
         """Some request has had several sequences (`Sampling.n`)."""
+        self.most_sequences = 1
+        """Most sequences that a request has had."""
         self.num_arrived = 0
         self.num_finished = 0
         self.finished_ids: list[str] = []
@@ -180,6 +185,8 @@ class Scheduler:
         self._queues_saved = False
         self._ranked_by: Policy | None = None
         """The policy whose ranks the queue is sorted by; None: unknown."""
+        self._session_ranks: dict[str, SessionRank] = {}
+        """Under a policy that ranks sessions: the ranks that the waiting requests share, by session."""
         self._ranked_now = False
         """The ranks are those of this step."""
         self._requests_saved = False
@@ -284,9 +291,10 @@ class Scheduler:
         self._save_queues()
         self.num_arrived += 1
         self.requests[r.request_id] = r
-        self.has_groups = self.has_groups or r.num_forks > 0
+        self.note_group(r)
         if leaving:
             self.waiting.append(r)
+            self.overtaken.join(r)
         position = len(self.waiting) - 1 if leaving else self._enqueue(r, now_s)
         if self._tokens_waiting is not None:
             self._tokens_waiting += r.num_tokens
@@ -298,6 +306,15 @@ class Scheduler:
         if leaving:
             self.abort(r.request_id)
         return r
+
+    def note_group(self, r: Request) -> None:
+        """Remembers that a request has, or is one of, several sequences."""
+        if r.num_forks or r.spec.parent is not None:
+            self.has_groups = True
+            self.most_sequences = max(self.most_sequences, r.num_forks + 1, r.index + 1)
+
+    def times_overtaken(self, r: Request) -> int:
+        return self.overtaken.count(r)
 
     def _queue_full(self, spec: RequestSpec) -> str:
         c = self.config
@@ -334,9 +351,10 @@ class Scheduler:
         if r is not None and r.is_beam:  # one beam is nothing without the others
             request_id = r.spec.parent or request_id
         done = self._abort(request_id, reason)
-        if self.has_groups:
-            for child in [x.request_id for x in self.requests.values() if x.spec.parent == request_id]:
-                done = self._abort(child, reason) or done
+        for i in range(1, self.most_sequences):
+            child = self.requests.get(f"{request_id}.{i}")
+            if child is not None and child.spec.parent == request_id:
+                done = self._abort(child.request_id, reason) or done
         return done
 
     def _abort(self, request_id: str, reason: str) -> bool:
@@ -349,8 +367,10 @@ class Scheduler:
         if r.status is Status.RUNNING:
             self.running.remove(r)
         else:
-            self.waiting.remove(r)
-            self._tokens_waiting = None
+            del self.waiting[self._place_of(r)]
+            self.overtaken.leave(r)
+            if self._tokens_waiting is not None:
+                self._tokens_waiting -= r.num_tokens
         self.undo.append((self._undo_end, (self.batch_open,)))
         self._end(r, reason, -1)
         self._close_batch()
@@ -366,6 +386,7 @@ class Scheduler:
         """Starts a step: what follows, up to `update`, can be taken back by `rollback`."""
         self.undo.clear()
         self.pool.step = self.step + 1
+        self.overtaken.tidy()
         self._queues_saved = self._requests_saved = False
         self._ranked_now = False
         self._tokens_waiting = None
@@ -451,22 +472,39 @@ class Scheduler:
         A retracted request has joined the queue anew, behind those that arrived in that step.
         """
         if self.rules.when_full == "retract":
-            return r.rank, r.queued_step, r.status is Status.PREEMPTED, r.seq, r.index
-        return r.rank, r.seq, r.index
+            return plain_rank(r.rank), r.queued_step, r.status is Status.PREEMPTED, r.seq, r.index
+        return plain_rank(r.rank), r.seq, r.index
 
     def _enqueue(self, r: Request, now_s: float) -> int:
         r.rank = rank_of(self.policy, self._ranked_as(r), now_s)
+        if self.policy.ranks_sessions:
+            shared = self._session_ranks.setdefault(session_of(r), SessionRank(r, r.rank))
+            if shared.value == r.rank:
+                r.rank = shared
+            else:  # added between two steps: the next one ranks everybody anew
+                self._ranked_by = None
         try:
             key = self._queue_key(r)
             last = not self.waiting or not key < self._queue_key(self.waiting[-1])
             place = len(self.waiting) if last else bisect_right(self.waiting, key, key=self._queue_key)
         except TypeError as e:
             raise PolicyError(
-                f"policy {self.policy.name}: the rank {r.rank!r} of request {r.request_id} doesn't compare "
+                f"policy {self.policy.name}: the rank {plain_rank(r.rank)!r} of request {r.request_id} doesn't compare "
                 f"with the others' ({e})"
             ) from None
         self.waiting.insert(place, r)
+        self.overtaken.join(r)
         return place
+
+    def _place_of(self, r: Request) -> int:
+        """Place of a waiting request in the queue: by its rank, else by looking through it."""
+        try:
+            place = bisect_left(self.waiting, self._queue_key(r), key=self._queue_key)
+        except Exception:  # ranks of two policies, before the queue is ranked again
+            place = len(self.waiting)
+        if place < len(self.waiting) and self.waiting[place] is r:
+            return place
+        return self.waiting.index(r)
 
     def _ranked_as(self, r: Request) -> Request:
         """Beams of one request stand side by side in the queue, as their sequence 0 ranks: so the search
@@ -479,18 +517,19 @@ class Scheduler:
         p = self.policy
         self._ranked_now = True
         if (p.static and self._ranked_by is p) or not self.waiting:
+            if self._session_ranks:
+                self._keep_session_ranks({})
             self._ranked_by = p
             return
-        for r, rank in zip(
-            self.waiting,
-            ranks_of(
-                p, [self._ranked_as(r) for r in self.waiting] if self.has_groups else self.waiting, now_s
-            ),
-            strict=True,
-        ):
-            if rank != r.rank:
-                self.undo.append((_set_rank, (r, r.rank)))
-                r.rank = rank
+        if p.ranks_sessions:
+            if self._rank_sessions(p, now_s):
+                return
+        else:
+            asked = [self._ranked_as(r) for r in self.waiting] if self.has_groups else self.waiting
+            for r, rank in zip(self.waiting, ranks_of(p, asked, now_s), strict=True):
+                if rank != r.rank:
+                    self.undo.append((_set_rank, (r, r.rank)))
+                    r.rank = rank
         try:
             order = sorted(self.waiting, key=self._queue_key)
         except TypeError as e:
@@ -500,6 +539,37 @@ class Scheduler:
             self.waiting[:] = order
             self.journal.append(ev.Reordered([r.request_id for r in order]))
         self._ranked_by = p
+
+    def _rank_sessions(self, p: Policy, now_s: float) -> bool:
+        """Ranks the sessions that wait. True if the order of the queue stays as it is."""
+        known = self._session_ranks
+        if self._ranked_by is p and known:
+            before = [x.value for x in known.values()]
+            after = [rank_of(p, x.member, now_s) for x in known.values()]
+            for x, rank in zip(known.values(), after, strict=True):
+                self.undo.append((_set_value, (x, x.value)))
+                x.value = rank
+            if same_order(before, after):
+                return True
+        ranks = {}
+        for name, member in members_of(self.waiting).items():
+            x = known.get(name) or SessionRank(member, None)
+            self.undo.append((_set_value, (x, x.value)))
+            x.value = rank_of(p, member, now_s)
+            ranks[name] = x
+        self._keep_session_ranks(ranks)
+        for r in self.waiting:
+            if r.rank is not (shared := ranks[session_of(r)]):
+                self.undo.append((_set_rank, (r, r.rank)))
+                r.rank = shared
+        return False
+
+    def _keep_session_ranks(self, ranks: dict[str, SessionRank]) -> None:
+        self.undo.append((self._restore_session_ranks, (self._session_ranks,)))
+        self._session_ranks = ranks
+
+    def _restore_session_ranks(self, ranks: dict[str, SessionRank]) -> None:
+        self._session_ranks = ranks
 
     # schedule -----------------------------------------------------------------------------------------------
 
@@ -955,6 +1025,8 @@ class Scheduler:
             assert failed is None, f"admission of {r.request_id} was checked, but {failed}"
             if not r.num_preemptions and (place or not isinstance(self._ranked_by, Fcfs)):
                 self._note_overtaken(r)
+            else:
+                self.overtaken.leave(r)
             self._share(r, n, wanted, cap, plan, padding)
             admitted = True
         if rules.admit_when == "batch-empty":
@@ -1096,7 +1168,7 @@ class Scheduler:
         self.running.append(r)
         r.status = Status.RUNNING
         r.last_wait = None
-        r.num_overtaken = 0
+        r.overtaken_before = 0
         r.num_computed_tokens = r.num_cached_tokens = cached
         if hits and not (r.host_block_ids and self.kv.sliding_window):
             self.journal.append(ev.PrefixHit(r.request_id, len(hits) * self.kv.block_size, hits))
@@ -1112,19 +1184,13 @@ class Scheduler:
         """Counts who was passed over; says so when somebody's count reaches 8, 16, 32, ...: that is how
         starvation looks.
         """
-        for place, w in enumerate(self.waiting):
-            if overtakes(r, w):
-                self.undo.append((_set_overtaken, (w, w.num_overtaken)))
-                w.num_overtaken += 1
-                n = w.num_overtaken
-                if n >= 8 and n & (n - 1) == 0:
-                    hits = self.prefix_blocks(w)
-                    need = self.kv.need_at_admission(hits, w.num_tokens)
-                    self.journal.append(
-                        ev.Starving(
-                            w.request_id, n, self.step - w.queued_step, need, self.pool.num_free, place
-                        )
-                    )
+        reached = [(self._place_of(w), w, n) for w, n in self.overtaken.admit(r, self.waiting)]
+        for place, w, n in sorted(reached, key=_first):
+            hits = self.prefix_blocks(w)
+            need = self.kv.need_at_admission(hits, w.num_tokens)
+            self.journal.append(
+                ev.Starving(w.request_id, n, self.step - w.queued_step, need, self.pool.num_free, place)
+            )
 
     def _wait(self, r: Request, reason: str, need: int, have: int) -> None:
         """Why the head waits: written when it changes."""
@@ -1408,6 +1474,7 @@ class Scheduler:
         looks again.
         """
         self._ranked_by, self._ranked_now = None, False
+        self._session_ranks = {}
         self._next_end_s = None
 
     def carry(self) -> dict[str, Any]:
@@ -1548,6 +1615,7 @@ class Scheduler:
         self.pool.restore(data["pool"])
         self.host.restore(data)
         self.requests = {}
+        self.overtaken = Overtaken(self.undo)
         for rid, d in data["requests"].items():
             r = Request(
                 spec_of(rid, d.get("parent", ""), specs),
@@ -1568,13 +1636,13 @@ class Scheduler:
                 "num_cached_blocks",
                 "seat_held",
                 "finish_reason",
-                "num_overtaken",
             ):
                 setattr(r, f, d[f])
+            r.overtaken_before = d["num_overtaken"]
             r.block_ids = list(d["block_ids"])
             r.host_block_ids = list(d.get("host_block_ids", ()))
             r.num_forks, r.shares_tail = d.get("num_forks", 0), d.get("shares_tail", False)
-            self.has_groups = self.has_groups or r.num_forks > 0 or r.spec.parent is not None
+            self.note_group(r)
             if "beam" in d:
                 candidates, r.beam_score, hypotheses = d["beam"]
                 r.candidates = None if candidates is None else [(t, x) for t, x in candidates]
@@ -1589,6 +1657,7 @@ class Scheduler:
         self.waiting = [self.requests[rid] for rid in data["waiting"]]
         self.running = [self.requests[rid] for rid in data["running"]]
         self._ranked_by, self._ranked_now = None, False
+        self._session_ranks = {}
         if self.policy.static:
             for r in self.waiting:
                 r.rank = rank_of(self.policy, self._ranked_as(r), 0.0)
@@ -1620,16 +1689,11 @@ def plain_digest(snapshot: dict[str, Any], form: int = DIGEST_FORM) -> str:
     return sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def overtakes(r: Request, w: Request) -> bool:
-    """Does `r`, which is being admitted, pass over `w`, which waits and joined the queue before it?"""
-    return w.seq < r.seq and (w.status is Status.WAITING or w.queued_step < r.queued_step)
-
-
 def _is_prefill(r: Request) -> bool:
     return len(r.token_ids) - r.num_computed_tokens > 1
 
 
-def _first(pair: tuple[Any, Request]) -> Any:
+def _first(pair: tuple[Any, ...]) -> Any:
     return pair[0]
 
 
@@ -1651,6 +1715,10 @@ def _restore_fields(
     r.draft_token_ids = drafts
 
 
+def _set_value(x: SessionRank, value: Any) -> None:
+    x.value = value
+
+
 def _set_rank(r: Request, rank: object) -> None:
     r.rank = rank
 
@@ -1661,10 +1729,6 @@ def _set_drafts(r: Request, drafts: list[int]) -> None:
 
 def _set_wait(r: Request, why: tuple[str, int, int] | None) -> None:
     r.last_wait = why
-
-
-def _set_overtaken(r: Request, n: int) -> None:
-    r.num_overtaken = n
 
 
 def _experts_of(r: Request) -> str:
