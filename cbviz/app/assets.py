@@ -65,7 +65,7 @@ def link(entry: str = "app.js", folder: Path = STATIC) -> str:
 @functools.cache
 def app_js() -> str:
     """The explorer's script: exports `render`."""
-    return link() + "\nexport { render };\n"
+    return link("widget.js") + "\nexport { renderWidget as render };\n"
 
 
 @functools.cache

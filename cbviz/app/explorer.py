@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import anywidget
@@ -15,6 +16,7 @@ import traitlets
 
 from cbviz.app import assets, light, opening
 from cbviz.app.allowed import Allowed
+from cbviz.app.alternative import Alternative, wanted
 from cbviz.app.opening import Settings
 from cbviz.app.player import Player
 from cbviz.session import Session
@@ -28,9 +30,17 @@ class Explorer(anywidget.AnyWidget):
     _css = assets.css()
     app_js = traitlets.Unicode("").tag(sync=True)
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
+    alternative = traitlets.Unicode("").tag(sync=True)
+    """Name of what a notebook keeps for places without a kernel; '' where nothing is kept."""
 
     def __init__(self, player: Player | None = None) -> None:
-        super().__init__(app_js=assets.app_js(), plotly_gz=assets.plotly_gz())
+        self._kept = Alternative(self._trace, self._still) if wanted() else None
+        self._watching: asyncio.Task[None] | None = None
+        super().__init__(
+            app_js=assets.app_js(),
+            plotly_gz=assets.plotly_gz(),
+            alternative=self._kept.id if self._kept is not None else "",
+        )
         self.player = player
 
     @property
@@ -38,7 +48,35 @@ class Explorer(anywidget.AnyWidget):
         """The session that is shown; None while it is being opened."""
         return self.player.session if self.player is not None else None
 
+    def _trace(self) -> Trace | None:
+        session = self.session
+        return session.trace if session is not None else None
+
+    def _still(self) -> AbstractContextManager[Any]:
+        """Holds back the engine's next step."""
+        session = self.session
+        return session.turn if isinstance(session, Session) else nullcontext()
+
+    def _resting(self) -> bool:
+        """The run stands still, so that a moment's work disturbs nobody."""
+        return self.player is not None and not self.player.playing and not self.player.busy
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if bundle is None or self._kept is None:
+            return bundle
+        self._kept.show()
+        if self._watching is None and self.player is not None:
+            self._watching = self.player.loop.create_task(self._kept.watch(self._resting))
+        data, metadata = bundle
+        return {**data, "text/plain": "The cbviz explorer. Run this cell to use it."}, metadata
+
     def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        if self._kept is not None:
+            self._kept.hide()
         if self.player is not None:
             self.player.close()
         super().close()

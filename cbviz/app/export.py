@@ -52,6 +52,8 @@ FIGURES_EVERY_STEP = 1000
 They cost time in proportion to the step: a longer run has them less often, and the page says up to which
 step.
 """
+SMALL_FIGURES = 200
+"""The same for a page inside a notebook, which is made again and again while the run goes on."""
 FIELDS = ROW_WORDS - 2
 """A row's fields between its index and its blocks."""
 
@@ -75,9 +77,11 @@ def _fullest(trace: Trace) -> int:
 # what is packed ---------------------------------------------------------------------------------------------
 
 
-def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
+def pack(trace: Trace, title: str = "", step: int = 0, figures_until: int = FIGURES_EVERY_STEP) -> bytes:
     """Everything that the page shows: a JSON head (its length first, uint32) and binary buffers, each from a
     multiple of 8 bytes on. Little-endian.
+
+    `figures_until`: a run of up to so many steps has its figures at each of them.
     """
     wire = _Strip()
     made = wire.message(trace, Cursor(0))
@@ -97,7 +101,7 @@ def pack(trace: Trace, title: str = "", step: int = 0) -> bytes:
     first["meta"]["workload"] = Path(
         trace.header.workload
     ).name  # a page is passed on; where a file lay on this machine is nobody's business
-    figures, names, at = _figures(trace)
+    figures, names, at = _figures(trace, figures_until)
     said = _Sentences()
     for n in range(len(trace) + 1):
         said.step(
@@ -319,12 +323,12 @@ def splice(out: bytearray, old: Sequence[int], new: Sequence[int]) -> None:
         varint(out, n)
 
 
-def _figures(trace: Trace) -> tuple[bytes, list[str], list[int]]:
+def _figures(trace: Trace, until: int) -> tuple[bytes, list[str], list[int]]:
     """The run's figures up to some of its steps: float64, a column a figure (NaN where there is none), their
     names, and the steps.
     """
     n = len(trace)
-    at = list(range(n, 0, -max(1, -(-n * n // FIGURES_EVERY_STEP**2))))[::-1]
+    at = list(range(n, 0, -max(1, -(-n * n // until**2))))[::-1]
     rows = [metrics_message(trace, Cursor(step))["values"] for step in at]
     names = list(dict.fromkeys(name for row in rows for name in row))
     return array("d", [row.get(name, float("nan")) for name in names for row in rows]).tobytes(), names, at
@@ -333,9 +337,11 @@ def _figures(trace: Trace) -> tuple[bytes, list[str], list[int]]:
 # the page ---------------------------------------------------------------------------------------------------
 
 
-def page(trace: Trace, *, title: str | None = None, step: int | None = None) -> str:
+def page(trace: Trace, *, title: str | None = None, step: int | None = None, small: bool = False) -> str:
     """The whole of `trace` as one HTML page, which needs no network and no kernel.
 
+    `small`: a page for a notebook. It draws its axes itself (`static/axes.js`) in place of plotly.js (2 MB),
+    and a run of over `SMALL_FIGURES` steps has figures at some of its steps only.
     `title`: what the page is called, by default its workload. `step`: where it opens, by default where the
     most blocks are in use (`#step=12` after its address opens it at step 12). Raises TraceError for a trace
     without steps, IndexError for a step that it lacks.
@@ -351,6 +357,13 @@ def page(trace: Trace, *, title: str | None = None, step: int | None = None) -> 
     policy = (
         f"default-src 'none'; script-src 'sha256-{allowed}' blob:; style-src 'unsafe-inline'; img-src "
         "data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    run = pack(trace, title, step, SMALL_FIGURES if small else FIGURES_EVERY_STEP)
+    library = (
+        ""
+        if small
+        else '<script id="cbviz-plotly" type="text/plain">'
+        f"{base64.b64encode(assets.plotly_gz()).decode()}</script>\n"
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -369,8 +382,7 @@ def page(trace: Trace, *, title: str | None = None, step: int | None = None) -> 
 <div id="cbviz-page" class="cb-recorded"></div>
 {_about(trace, title)}
 <noscript>This page draws a recorded run with JavaScript, which is switched off here.</noscript>
-<script id="cbviz-plotly" type="text/plain">{base64.b64encode(assets.plotly_gz()).decode()}</script>
-<script id="cbviz-run" type="text/plain">{base64.b64encode(gzip.compress(pack(trace, title, step), 9, mtime=0)).decode()}</script>
+{library}<script id="cbviz-run" type="text/plain">{base64.b64encode(gzip.compress(run, 9, mtime=0)).decode()}</script>
 <script type="module">{script}</script>
 </body>
 </html>

@@ -349,10 +349,9 @@ def test_a_run_again_is_the_same_page(tmp_path: Path) -> None:
     )
 
 
-def test_figures_of_a_long_run_are_fewer_and_end_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "FIGURES_EVERY_STEP", 10)
+def test_figures_of_a_long_run_are_fewer_and_end_with_the_last() -> None:
     trace = run()
-    _, names, at = export._figures(trace)
+    _, names, at = export._figures(trace, 10)
     assert at[-1] == len(trace)
     assert 1 < len(at) < len(trace)
     assert len({b - a for a, b in zip(at, at[1:])}) == 1

@@ -86,11 +86,8 @@ class Tab:
             self.context = beside.context
             self.page = self.context.new_page()
         else:
-            # Playwright's waits evaluate text, which the pages' policy forbids; test_policy.py does without
-            # them, under the policy.
             self.context = launch(
-                self._folder.name,
-                **{"viewport": {"width": 1280, "height": 800}, "bypass_csp": True, **context},
+                self._folder.name, **{"viewport": {"width": 1280, "height": 800}, **context}
             )
             self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)

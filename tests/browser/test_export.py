@@ -155,7 +155,7 @@ def test_keys_and_play(offline: Open, trace: Trace) -> None:
 
 
 def test_words_are_words_and_controls_of_an_engine_are_gone(offline: Open, trace: Trace) -> None:
-    tab = offline(bypass_csp=False)
+    tab = offline()
     page = tab.page
     assert page.title().startswith(HOSTILE)
     page.locator(".cb-scrub").fill(str(trace.state().requests["hostile"].first_scheduled_step))

@@ -43,7 +43,7 @@ def test_the_link_opens_the_explorer_under_a_strict_policy(
     with command_line(tmp_path) as server:
         link = re.search(r"http://127\.0\.0\.1:\d+/\S*", server.log.read_text("utf-8"))
         assert link is not None
-        tab = open_tab(f"{link.group(0)}&scenario=chat", bypass_csp=False)
+        tab = open_tab(f"{link.group(0)}&scenario=chat")
         until(tab, READY)
         # The token has left the address; the browser has a cookie that no script can read.
         assert TOKEN not in tab.page.url

@@ -1,7 +1,22 @@
 // Starts an exported page: unpacks plotly and the run, puts the stand-in where the explorer expects its kernel, and takes away what needs one.
 import { unpack, Fold, Recorded } from "./recorded.js";
+import { Axes } from "./axes.js";
 import { render } from "./app.js";
 const OURS = new Set(["Space", "→", "←", ". and ,", "Home, End", "↑ ↓", "Shift A", "P", "Esc", "?"]);
+// A module of its own: a policy without unsafe-eval allows it.
+async function library(source) {
+  const parts = [
+    "const m={exports:{}};(function(module,exports,define){",
+    source,
+    "\n}).call(globalThis,m,m.exports,undefined);export default m.exports;",
+  ];
+  const url = URL.createObjectURL(new Blob(parts, { type: "text/javascript" }));
+  try {
+    return (await import(url)).default;
+  } finally {
+    URL.revokeObjectURL(url);
+  }
+}
 export async function boot() {
   const el = document.getElementById("cbviz-page");
   const about = document.getElementById("cbviz-about");
@@ -12,18 +27,9 @@ export async function boot() {
     return b;
   };
   try {
-    const [plotly, run] = await Promise.all([packed("cbviz-plotly"), packed("cbviz-run")]);
-    const source = new Blob(
-      [
-        "const m={exports:{}};(function(module,exports,define){",
-        plotly,
-        "\n}).call(globalThis,m,m.exports,undefined);export default m.exports;",
-      ],
-      { type: "text/javascript" },
-    );
-    const url = URL.createObjectURL(source);
-    const { default: Plotly } = await import(url);
-    URL.revokeObjectURL(url); // a module of its own: a policy without unsafe-eval allows it
+    const packedLibrary = document.getElementById("cbviz-plotly");
+    const Plotly = packedLibrary ? await library(await packed("cbviz-plotly")) : Axes;
+    const run = await packed("cbviz-run");
     const place = /^#step=(\d+)$/.exec(location.hash);
     const fold = new Fold(run);
     await render({ model: new Recorded(fold, place ? Number(place[1]) : undefined), el, Plotly });
