@@ -72,6 +72,8 @@ class Engine:
         """The last step found nothing to do."""
         self._stalled = 0
         """Steps since a request got further than ever before; see `engine.progress`."""
+        self._stalled_computing = 0
+        """Those of them in which tokens were computed (again)."""
         self._patience = 0
         """Number of such steps after which the run is stuck; 0: not asked yet."""
         self._kv_stale = False
@@ -144,7 +146,7 @@ class Engine:
         if self._stalled > PATIENCE_STEPS:
             self._patience = self._patience or patience(s)
             if self._stalled > self._patience:
-                return why_stuck(s, self._stalled)
+                return why_stuck(s, self._stalled, self._stalled_computing)
         if not self._idle or self.num_pending or not s.waiting or any(not r.seat_held for r in s.running):
             return ""
         r = next(iter(s.waiting), None)
@@ -505,9 +507,10 @@ class Engine:
         Follows from the record alone, so a replay counts the same.
         """
         if got_further(record):
-            self._stalled = self._patience = 0
+            self._stalled = self._stalled_computing = self._patience = 0
         elif record.chunks or record.gauges.num_running:
             self._stalled += 1
+            self._stalled_computing += any(not c.padding for c in record.chunks)
 
     def apply(self, record: StepRecord) -> None:
         """Does a recorded step again from its record alone: asks no policy, runner or clock.
@@ -644,7 +647,9 @@ class Engine:
             "pending": self.pending_ids,
             "known": sorted(self._known),
             "idle": self._idle,
-        } | ({"stalled": self._stalled} if self._stalled else {})
+        } | (
+            {"stalled": self._stalled, "stalled_computing": self._stalled_computing} if self._stalled else {}
+        )
 
     def restore(self, data: dict[str, Any], specs: dict[str, RequestSpec], sync: bool = True) -> int:
         """Makes the engine equal a snapshot; `specs` must hold every request it names.
@@ -660,6 +665,7 @@ class Engine:
         self.enqueue(specs[rid] for rid in data["pending"])
         self._known = set(data["known"])
         self._stalled, self._patience = data.get("stalled", 0), 0
+        self._stalled_computing = data.get("stalled_computing", self._stalled)
         return self.sync() if sync else 0
 
     def _runner_was_elsewhere(self) -> bool:

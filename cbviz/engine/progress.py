@@ -53,38 +53,48 @@ def patience(s: Scheduler) -> int:
     return PATIENCE_STEPS + ROUNDS * again
 
 
-def why_stuck(s: Scheduler, num_steps: int) -> str:
-    """Say who got nowhere in the last `num_steps` steps, why, and what to do."""
+def why_stuck(s: Scheduler, num_steps: int, num_computing: int) -> str:
+    """Say who got nowhere in the last `num_steps` steps, why, and what to do.
+
+    `num_computing`: number of these steps in which tokens were computed.
+    """
     who = sorted(_who(s), key=lambda r: -r.num_preemptions)
-    names = _listed([r.request_id for r in who])
+    names, many = _listed([r.request_id for r in who]), len(who) > 1
     said = (
         f"No request got further than before in the last {num_steps} steps, since step {s.step - num_steps}: "
     )
     lost = [r for r in who if r.num_preemptions]
-    if lost:
+    if lost and num_computing:
         times = _listed([str(r.num_preemptions) for r in lost])
-        most = (
-            f" {_listed([r.request_id for r in lost])} lost their blocks {times} times."
-            if len(lost) > 1
-            else f" {lost[0].request_id} lost its blocks {times} times."
-        )
         why = (
-            f"{names} compute the same tokens again and again.{most}"
-            if len(who) > 1
-            else f"{names} computes the same tokens again and again.{most}"
+            f"{names} {'compute' if many else 'computes'} the same tokens again and again. "
+            f"{_listed([r.request_id for r in lost])} lost {'their' if len(lost) > 1 else 'its'} blocks "
+            f"{times} times."
         )
         return (
             f"{said}{why} Choose another victim rule or policy, lower max_num_seqs, fork with more "
             f"num_blocks, or abort {lost[0].request_id}"
         )
-    budget = s.config.max_num_batched_tokens
-    why = (
-        f"{names or 'nobody'} runs and gets no tokens; the budget is {budget} tokens a step "
-        "(max_num_batched_tokens)"
-    )
+    running = [r for r in who if r.status is Status.RUNNING]
+    waiting = [r for r in who if r.status is not Status.RUNNING]
+    parts = []
+    if running:
+        names = _listed([r.request_id for r in running])
+        gets = "run and get no tokens" if len(running) > 1 else "runs and gets no tokens"
+        parts.append(f"{names} {gets}")
+    if waiting:
+        names = _listed([r.request_id for r in waiting])
+        back = (
+            "lost their blocks and are not let in again"
+            if len(waiting) > 1
+            else "lost its blocks and is not let in again"
+        )
+        parts.append(f"{names} {back}")
+    why = " and ".join(parts) or "nobody runs"
     return (
-        f"{said}{why}. Raise it, choose another discipline, or abort "
-        f"{who[0].request_id if who else 'what waits'}"
+        f"{said}{why}. No token was computed in these steps. The budget is "
+        f"{s.config.max_num_batched_tokens} tokens a step (max_num_batched_tokens): raise it, choose another "
+        f"discipline or policy, or abort {who[0].request_id if who else 'what waits'}"
     )
 
 

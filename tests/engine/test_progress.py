@@ -11,6 +11,7 @@ import pytest
 
 import cbviz as cb
 from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.request import Status
 from cbviz.core.scheduler import Scheduler
 from cbviz.engine.progress import PATIENCE_STEPS, patience
 from cbviz.session import Session, Stuck
@@ -129,9 +130,33 @@ def test_a_running_request_that_gets_no_tokens(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Scheduler, "_run", lambda self, plan, order: None)
     with pytest.raises(
         Stuck,
-        match=r"a runs and gets no tokens; the budget is 64 tokens a step .max_num_batched_tokens.\. Raise it, choose another discipline, or abort a",
+        match=r"a runs and gets no tokens\. No token was computed in these steps\. The budget is 64 tokens a step .max_num_batched_tokens.: raise it, choose another discipline or policy, or abort a",
     ):
         s.run(max_steps=500)
+
+
+def test_requests_that_lost_their_blocks_are_not_said_to_compute_where_nothing_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given a request that runs and one that lost its blocks, when no step plans anything, then each is said
+    to do what it does; a snapshot says the same.
+    """
+    s = turns()
+    while not any(r.num_preemptions for r in s.engine.scheduler.requests.values()):
+        s.step()
+    monkeypatch.setattr(Scheduler, "_run", lambda self, plan, order: None)
+    monkeypatch.setattr(Scheduler, "_admit", lambda self, *_: None)
+    with pytest.raises(Stuck) as stuck:
+        s.run(max_steps=3000)
+    said = str(stuck.value)
+    assert "compute" not in said.replace("No token was computed in these steps", "")
+    state = {r.request_id: r.status for r in s.engine.scheduler.requests.values()}
+    (out,) = [i for i, status in state.items() if status is Status.PREEMPTED]
+    (inside,) = [i for i, status in state.items() if status is Status.RUNNING]
+    assert f"{inside} runs and gets no tokens and {out} lost its blocks and is not let in again." in said
+    other = turns().engine
+    other.restore(s.engine.snapshot(), {x.request_id: x for x in s.workload})
+    assert other.stuck == said
 
 
 def test_waiting_for_an_arrival_is_not_being_stuck() -> None:
