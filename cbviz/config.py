@@ -19,6 +19,21 @@ class ConfigError(ValueError):
     """A field is wrong. The message names the field, the value and the limit, and says what to do."""
 
 
+MOST_DIGITS = 18
+"""Digits of a whole number that comes as text: what fits into 64 bits."""
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that `text` writes in ASCII digits, None for anything else.
+
+    `str.isdigit` also takes digits that `int` refuses, and `int` refuses very long numbers.
+
+    >>> whole_number("12"), whole_number("²"), whole_number("-1"), whole_number("9" * 5000)
+    (12, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
+
+
 def clean_text(text: str) -> str:
     """`text` with U+FFFD in place of each lone surrogate: half of a character, which no file and no tokenizer
     takes.

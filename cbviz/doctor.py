@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cbviz import __version__
+from cbviz.config import whole_number
 from cbviz.cost import calibrate, kv_types, models
 from cbviz.model import hub
 
@@ -191,7 +192,7 @@ def _threads() -> Finding:
         if allowed < cores
         else f"{allowed}"
     )
-    if asked.isdigit() and int(asked) > allowed:
+    if (whole_number(asked) or 0) > allowed:
         return Finding(
             "threads",
             "limited",
@@ -200,7 +201,9 @@ def _threads() -> Finding:
             f"set OMP_NUM_THREADS={allowed}, or unset it",
         )
     return Finding(
-        "threads", "ok", f"{asked} (OMP_NUM_THREADS), {limit} available" if asked.isdigit() else limit
+        "threads",
+        "ok",
+        f"{asked} (OMP_NUM_THREADS), {limit} available" if whole_number(asked) is not None else limit,
     )
 
 

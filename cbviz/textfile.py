@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from cbviz.config import ConfigError
+from cbviz.config import ConfigError, whole_number
 
 MOST_UNPACKED = 1 << 30
 """Bytes that a packed file may unpack to."""
@@ -51,9 +51,10 @@ def unpacked_limit() -> int:
     text = os.environ.get(LIMIT_VARIABLE)
     if not text:
         return MOST_UNPACKED
-    if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0):
+    limit = whole_number(text)
+    if not limit:
         raise ConfigError(f"{LIMIT_VARIABLE} is {text!r:.40}, it must be a whole number of bytes, 1 or more")
-    return int(text)
+    return limit
 
 
 def open_bytes(path: str | Path) -> io.BufferedReader:

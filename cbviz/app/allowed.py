@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 from cbviz import checks
 from cbviz.app.opening import SIM, TAPE, Settings
-from cbviz.config import CONFIG_FIELDS, ConfigError, name_problems
+from cbviz.config import CONFIG_FIELDS, ConfigError, name_problems, whole_number
 from cbviz.core.policy import POLICIES
 from cbviz.core.speculative import PROPOSERS
 from cbviz.cost import devices
@@ -122,7 +122,7 @@ class Allowed:
         good, wrong = self.sift(self.host, changes)
         problems += wrong
         place: dict[str, str] = {k: given[k] for k in ("run", "step") if k in given}
-        if "step" in place and not (place["step"].isascii() and place["step"].isdigit()):
+        if "step" in place and whole_number(place["step"]) is None:
             problems.append(f"step is {_clipped(place.pop('step'))!r}, it must be a whole number")
         if given.get("layout", LAYOUTS[0]) not in LAYOUTS:
             problems.append(_one_of("layout", given["layout"], LAYOUTS))

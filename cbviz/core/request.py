@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from cbviz.config import whole_number
 from cbviz.messages import RequestSpec
 
 
@@ -85,7 +86,7 @@ class Request:
         self.seq = seq
         """Order of arrival: the last tie-break between requests."""
         suffix = spec.request_id[len(spec.parent) + 1 :] if spec.parent else ""
-        self.index = int(suffix) if suffix.isdecimal() else 0
+        self.index = whole_number(suffix) or 0
         """Which sequence of its request it is (`Sampling.n`): the tie-break between those, which share their
         order of arrival.
         """

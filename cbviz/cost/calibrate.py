@@ -28,8 +28,8 @@ import math
 import os
 import platform
 import re
+import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -190,14 +190,12 @@ def _save(spec: DeviceSpec, cpu: str, threads: int, date: str) -> None:
         folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)
         # Written aside and moved: several processes of one classroom may measure at once.
-        handle, part = tempfile.mkstemp(dir=folder, prefix=FILE)
+        part = folder / f".{FILE}.{os.getpid()}-{secrets.token_hex(4)}.part"
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as f:
-                json.dump(kept, f, indent=1)
+            part.write_text(json.dumps(kept, indent=1), encoding="utf-8")
             os.replace(part, file_of(cpu))
-        except BaseException:  # a full disk: nothing is left lying there
-            os.unlink(part)
-            raise
+        finally:  # a full disk or an interrupt: nothing is left lying there
+            part.unlink(missing_ok=True)
     except OSError:
         return
 

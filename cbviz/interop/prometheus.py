@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from cbviz.config import whole_number
 from cbviz.interop.vllm_metrics import NAMES, Definition, bucket_bounds, vllm_metrics
 from cbviz.trace.metrics import clock
 from cbviz.trace.trace import Cursor, Trace
@@ -24,8 +25,7 @@ def to_prometheus(trace: Trace, cursor: Cursor | int | None = None) -> str:
     found = vllm_metrics(trace, cursor)
     labels = f'model_name="{_escape(trace.header.model)}",engine="0"'
     timed = f'{labels},clock="{clock(trace.records) or trace.header.clock}"'
-    limit = str(trace.header.config.get("max_model_len", ""))
-    max_model_len = int(limit) if limit.isdigit() else NO_LIMIT
+    max_model_len = whole_number(str(trace.header.config.get("max_model_len", ""))) or NO_LIMIT
     samples: dict[str, list[tuple[str, float]]] = {}
     for sample, value in found.values.items():
         name, _, own = sample.partition("{")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from cbviz.config import whole_number
+
 
 def available_cpus(root: Path = Path("/")) -> int:
     """Whole cores this process may use, at least 1: the least of the cores seen, the affinity mask and the
@@ -33,7 +35,7 @@ def use_available_cpus() -> int:
     Returns the number.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    count = int(asked) if asked.isdigit() and int(asked) > 0 else available_cpus()
+    count = whole_number(asked) or available_cpus()
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
     return count

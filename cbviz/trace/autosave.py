@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from cbviz.config import whole_number
 from cbviz.engine import interrupts
 from cbviz.trace.schema import encode
 
@@ -38,8 +39,8 @@ pool is mostly steps then.
 
 def default_limit() -> int:
     """The limit of an autosaved file in bytes: $CBVIZ_AUTOSAVE_BYTES, else 100 MB. 0: no limit."""
-    named = os.environ.get(LIMIT_VARIABLE, "")
-    return int(named) if named.isdecimal() else DEFAULT_LIMIT_BYTES
+    named = whole_number(os.environ.get(LIMIT_VARIABLE, ""))
+    return DEFAULT_LIMIT_BYTES if named is None else named
 
 
 class replacing:
@@ -50,10 +51,11 @@ class replacing:
     leave a generator half run.
     """
 
+    _file: IO[bytes] | None = None  # also where an interrupt ends __init__ before its first line
+
     def __init__(self, target: Path) -> None:
         self.target = target
         self.part = target.with_name(f".{target.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
-        self._file: IO[bytes] | None = None
 
     def __enter__(self) -> IO[bytes]:
         self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,9 +83,10 @@ class replacing:
         self._drop()  # an interrupt before the block began or as it ended
 
     def _drop(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
+        if self._file is None:
+            return
+        with suppress(OSError):
+            self._file.close()
         with suppress(OSError):
             self.part.unlink(missing_ok=True)
 

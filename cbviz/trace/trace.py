@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from cbviz.engine import interrupts
 from cbviz.events import Resized
 from cbviz.messages import RequestSpec, StepRecord
 from cbviz.trace import reading
@@ -72,7 +73,8 @@ class Trace:
         self._file: Autosave | None = None
         self._lock = RLock()
         """Held while a step is folded in or a state is made, never for longer: the run may go on in one
-        thread while others look.
+        thread while others look. Interrupts wait meanwhile: a lock that one leaves behind stops every other
+        thread for good.
         """
         self._lent: set[int] = set()
         """Threads that were given the state at the end."""
@@ -107,7 +109,7 @@ class Trace:
         The state at the end follows the run while the thread that asked for it makes the steps; a step of
         another thread leaves it as it was.
         """
-        with self._lock:
+        with interrupts.held(), self._lock:
             return self._state_at(cursor)
 
     def _state_at(self, cursor: Cursor | int | None) -> State:
@@ -158,7 +160,7 @@ class Trace:
 
     def append(self, record: StepRecord) -> None:
         """Adds the next step and folds it. With `autosave` on, the line is on disk before this returns."""
-        with self._lock:
+        with interrupts.held(), self._lock:
             self._append(record)
         if self._file is not None:
             self._file.append(record.step, step_line(record))
@@ -219,7 +221,7 @@ class Trace:
         """Forgets everything after `step` steps. A file that is written along is shortened too."""
         new = self.share(step)
         new._lock, new._file = self._lock, self._file
-        with self._lock:
+        with interrupts.held(), self._lock:
             self.__dict__.update(new.__dict__)
         if self._file is not None:
             self._file.cut(step, self)

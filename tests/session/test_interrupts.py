@@ -190,6 +190,7 @@ def interrupted(
             f"line {at}: the handler was left behind"
         )
         assert not s.turn.mine, f"line {at}: the turn was never given back"
+        assert not s.trace._lock._is_owned(), f"line {at}: the trace was left locked for every other thread"  # type: ignore[attr-defined]
         assert not list(folder.glob("*.part")), f"line {at}: half a file was left"
         consistent(s, path)
         n = len(s.trace)
