@@ -1,8 +1,8 @@
-"""What a run is configured with: frozen, validated values, and the table of batching disciplines.
+"""What a run is configured with: frozen, validated values.
 
-Owns every default (one table: the fields of `EngineConfig`) and the meaning of each preset (`DISCIPLINES`).
-Knows nothing of requests, tensors or widgets. The field metadata (`help`, `min`, `max`, `choices`, `unit`)
-feeds the explorer's controls and the command line's messages, so that a limit is written down once.
+Owns every default (one table: the fields of `EngineConfig`). Knows nothing of requests, tensors or widgets. The
+field metadata (`help`, `min`, `max`, `choices`, `unit`) feeds the explorer's controls and the command line's
+messages, so that a limit is written down once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+from cbviz.disciplines import DISCIPLINES, Discipline
+from cbviz.specs import KV_CACHE_DTYPES, ModelSpec, kv_bytes_per_element
 
 
 class ConfigError(ValueError):
@@ -64,266 +67,13 @@ def shown(value: Any, most: int = 80) -> str:
         return f"an object of type {type(value).__name__}"
 
 
-@dataclass(frozen=True, slots=True)
-class Discipline:
-    """One way of forming batches.
-
-    A mode is a row of this table; the difference of two rows explains two modes.
-    """
-
-    name: str
-    title: str
-    summary: str
-    """One sentence: what is different here."""
-    source: str
-    """Paper or engine the idea comes from."""
-    admit_when: Literal["free-seat", "batch-empty"] = "free-seat"
-    """`batch-empty`: nothing is admitted until every request of the last batch has ended (static batching).
-    """
-    reserve: Literal["on-demand", "max-tokens", "guaranteed", "estimate"] = "on-demand"
-    """Which blocks a request takes at admission: those it needs now; all of prompt + max_tokens at once; none
-    ahead, but it is admitted only if everybody's prompt + max_tokens still fits (TensorRT-LLM); or only if
-    everybody's rest fits when each is expected to use a share of its max_tokens (SGLang's new-token ratio).
-    """
-    hold_seat: bool = False
-    """A finished request keeps its seat until the whole batch has ended."""
-    pad: bool = False
-    """Finished rows are really computed until the batch ends, and prompts are padded to the longest, as
-    `generate()` does.
-    """
-    mix: Literal["running-first", "decode-first", "prefill-first"] = "running-first"
-    """Order inside a step.
-
-    `running-first`: running requests in queue order, then admissions (vLLM v1); `decode-first`: decodes, then
-    half-done prefills, then admissions (Sarathi); `prefill-first`: a step holds prefills or decodes, prefills
-    win.
-    """
-    chunked: bool = True
-    """May a prompt be split over several steps?"""
-    reserve_full_isl: bool = False
-    """Admit only if all known tokens fit in the free blocks now, though only a chunk is allocated."""
-    victim: str = "policy"
-    """Who loses its blocks when the pool is full; a name of `core.policy.VICTIMS`."""
-    when_full: Literal["preempt", "retract"] = "preempt"
-    """`preempt`: a running request that finds no block takes those of the victim, which goes back to its
-    place in the order of arrival (vLLM, TensorRT-LLM). `retract`: before a decode step, victims lose their
-    blocks until all others can take that step; they go behind the queue (SGLang).
-    """
-    admission_watermark: float = 0.0
-    """Share of the pool that an admission leaves free."""
-    trim_drafts: bool = True
-    """Drafts that max_tokens leaves no room for are not computed; vLLM computes them and throws the tokens
-    away.
-    """
-    pad_drafts: bool = False
-    """While requests decode, one that is admitted with a single token to compute gets drafts that stand for
-    nothing, so that all rows of the step are alike and a recorded graph fits (vLLM).
-    """
-
-
-_ARTICLE = "the article's StaticBatchingScheduler; FasterTransformer"
-DISCIPLINES: dict[str, Discipline] = {
-    d.name: d
-    for d in (
-        Discipline(
-            "static",
-            "Static batches",
-            (
-                "A batch is admitted when the last one is empty; a finished request leaves its seat idle "
-                "until "
-                "the batch ends."
-            ),
-            _ARTICLE,
-            admit_when="batch-empty",
-            reserve="max-tokens",
-            hold_seat=True,
-            mix="prefill-first",
-            chunked=False,
-        ),
-        Discipline(
-            "static-padded",
-            "Static, padded",
-            (
-                "As static, and the idle rows are really computed: finished rows and padding run along, as "
-                "generate() does it."
-            ),
-            "transformers' generate(); the Orca paper, section 3",
-            admit_when="batch-empty",
-            reserve="max-tokens",
-            hold_seat=True,
-            pad=True,
-            mix="prefill-first",
-            chunked=False,
-        ),
-        Discipline(
-            "orca",
-            "Orca",
-            (
-                "Requests join and leave at every iteration; all of prompt + max_tokens is reserved at "
-                "admission."
-            ),
-            "Orca, OSDI 2022",
-            reserve="max-tokens",
-            mix="running-first",
-            chunked=False,
-        ),
-        Discipline(
-            "paged",
-            "Paged",
-            (
-                "Blocks are taken on demand; a step is either prefill or decode, prefill first; the last "
-                "comer "
-                "is preempted when blocks run out."
-            ),
-            "PagedAttention, SOSP 2023; vLLM 0.2",
-            mix="prefill-first",
-            chunked=False,
-            admission_watermark=0.01,
-        ),
-        Discipline(
-            "chunked",
-            "Chunked prefill",
-            "One token budget a step: decodes first, what is left goes to chunks of prompts.",
-            "Sarathi-Serve, OSDI 2024",
-            mix="decode-first",
-        ),
-        Discipline(
-            "vllm",
-            "vLLM v1",
-            (
-                "Step for step what vLLM's v1 scheduler does: running requests in order, then admissions, "
-                "one "
-                "budget."
-            ),
-            "vLLM 0.32, v1/core/sched/scheduler.py",
-            mix="running-first",
-            reserve_full_isl=True,
-            trim_drafts=False,
-            pad_drafts=True,
-        ),
-        Discipline(
-            "no-evict",
-            "TensorRT-LLM no-evict",
-            (
-                "A request is admitted only if everybody's prompt + max_tokens still fits, so nobody is ever "
-                "preempted; blocks are taken on demand."
-            ),
-            "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy GUARANTEED_NO_EVICT",
-            reserve="guaranteed",
-            mix="running-first",
-            chunked=False,
-        ),
-        Discipline(
-            "max-util",
-            "TensorRT-LLM max-util",
-            (
-                "Admits whoever's prompt fits right now, with nothing kept back for growth; when blocks run "
-                "out the last started is paused and recomputed."
-            ),
-            "TensorRT-LLM, batch_manager/capacityScheduler.cpp, policy MAX_UTILIZATION",
-            mix="running-first",
-            chunked=False,
-            victim="last",
-        ),
-        Discipline(
-            "retract",
-            "SGLang retract",
-            "Admits by an estimate: each running request is expected to use a share of its max_tokens "
-            "still open, a share that decays with every decode step and is "
-            "taken anew from what was decoded when requests had to be retracted; prefill goes before decode.",
-            (
-                "SGLang, managers/schedule_policy.py (PrefillAdder), schedule_batch.py (retract_decode), "
-                "new_token_ratio"
-            ),
-            reserve="estimate",
-            mix="prefill-first",
-            victim="fewest-outputs",
-            when_full="retract",
-        ),
-    )
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """The shape of a decoder, all that a cost model or a memory plan needs.
-
-    `attention` is `mha`, `gqa` or `mla`; for MLA `kv_lora_rank` and `qk_rope_head_dim` size the cache. For
-    MoE `num_experts` > 0.
-    """
-
-    name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_context: int
-    tied_embeddings: bool = True
-    gated_ffn: bool = True
-    attention: str = "gqa"
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
-    kv_lora_rank: int = 0
-    qk_rope_head_dim: int = 0
-    sliding_window: int = 0
-    attention_sinks: int = 0
-    """First tokens that every query sees in the layers with a window."""
-    num_global_layers: int = 0
-    """Layers that attend to everything although `sliding_window` is set (Gemma, GPT-OSS)."""
-    params: int = 0
-    """All parameters; 0: computed from the shape by `cost.models`."""
-    active_params: int = 0
-    """Parameters that one token passes through; 0: as `params`."""
-    weight_bytes_per_param: float = 2.0
-    expert_bytes_per_param: float = 0.0
-    """Bytes of a routed expert's parameter where it differs (MXFP4 experts); 0: as `weight_bytes_per_param`.
-    """
-    kv_bytes_per_element: float = 2.0
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSpec:
-    """Peak figures of one device, dense rates, SI units."""
-
-    name: str
-    memory_bytes: float
-    bandwidth_bytes_s: float
-    flops_s: float
-    """Dense operations a second at 16 bits (or float32 for a CPU that was measured so)."""
-    kind: str = "gpu"
-    link_bytes_s: float = 0.0
-    measured: bool = False
-    """True when the peaks were measured on this machine, False for data-sheet figures."""
-    source: str = ""
-
-
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "int8", "int4")
-
-
-def kv_bytes_per_element(kv_cache_dtype: str, head_dim: int) -> float:
-    """Bytes that one number of a key or value takes in the cache, what its token and head need beside the
-    codes shared out: int8 a float16 scale, int4 a scale and a zero.
-
-    >>> [kv_bytes_per_element(name, 64) for name in ("float32", "float16", "int8", "int4")]
-    [4.0, 2.0, 1.03125, 0.5625]
-    """
-    return {"float32": 4.0, "float16": 2.0, "int8": 1.0 + 2.0 / head_dim, "int4": 0.5 + 4.0 / head_dim}[
-        kv_cache_dtype
-    ]
-
-
 def knob(
     default: Any,
     help: str,
     *,
     min: float | None = None,
     max: float | None = None,
-    choices: tuple[str, ...] | None = None,
+    choices: Collection[str] | None = None,
     unit: str = "",
     live: bool = True,
 ) -> Any:
@@ -344,7 +94,7 @@ class EngineConfig:
     Frozen; a change makes a new one (`replace`) and is recorded as an input of its step.
     """
 
-    discipline: str = knob("chunked", "How batches are formed.", choices=tuple(DISCIPLINES))
+    discipline: str = knob("chunked", "How batches are formed.", choices=DISCIPLINES)
     policy: str = knob("fcfs", "Who goes first, and who loses its blocks first.")
     max_num_seqs: int = knob(8, "Seats: requests that may run at once.", min=1, max=4096, unit="requests")
     max_num_batched_tokens: int | None = knob(

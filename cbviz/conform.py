@@ -193,7 +193,7 @@ def replay(d: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for c in plan.chunks:
             if not c.sample:
                 continue
-            i, r = order[c.request_id], s.requests[c.request_id]
+            i, r = order[c.request_id], s.state.requests[c.request_id]
             p = r.num_output_tokens
             right = 0
             while (
@@ -262,11 +262,11 @@ def _play(
         "resumed": [e.request_id for e in events if isinstance(e, ev.Admitted) and e.resumed],
         "preempted": [e.request_id for e in events if isinstance(e, ev.Preempted)],
         "finished_told": list(plan.finished_ids),
-        "running": [r.request_id for r in s.running],
-        "waiting": [r.request_id for r in s.waiting],
-        "blocks": {r.request_id: list(r.block_ids) for r in s.running},
+        "running": [r.request_id for r in s.state.running],
+        "waiting": [r.request_id for r in s.state.waiting],
+        "blocks": {r.request_id: list(r.block_ids) for r in s.state.running},
         "new_blocks": new_blocks,
-        "free_blocks": s.pool.num_free,
+        "free_blocks": s.state.pool.num_free,
     }
     row["drafts"] = {c.request_id: c.draft_token_ids for c in plan.chunks if c.num_draft}
     out = execute(plan)
@@ -278,19 +278,21 @@ def _play(
     row["finished"] = {
         e.request_id: [
             _STATUS[e.reason],
-            e.stop_id if e.stop_id >= 0 and e.stop_id not in s.eos_token_ids else None,
+            e.stop_id if e.stop_id >= 0 and e.stop_id not in s.state.eos_token_ids else None,
         ]
         for e in after
         if isinstance(e, ev.Finished)
     }
     row["computed_after"] = {
-        c.request_id: s.requests[c.request_id].num_computed_tokens
+        c.request_id: s.state.requests[c.request_id].num_computed_tokens
         for c in plan.chunks
-        if c.request_id in s.requests
+        if c.request_id in s.state.requests
     }
-    row["free_blocks_after"] = s.pool.num_free
+    row["free_blocks_after"] = s.state.pool.num_free
     row["accepted"] = {c.request_id: len(out.token_ids[c.request_id]) - 1 for c in plan.chunks if c.num_draft}
-    row["proposed"] = {r.request_id: r.draft_token_ids for r in s.requests.values() if r.draft_token_ids}
+    row["proposed"] = {
+        r.request_id: r.draft_token_ids for r in s.state.requests.values() if r.draft_token_ids
+    }
     return row
 
 

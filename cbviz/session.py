@@ -37,24 +37,16 @@ from cbviz.breakpoints import (
     on,
     stop_of,
 )
-from cbviz.config import (
-    CONFIG_FIELDS,
-    ConfigError,
-    DeviceSpec,
-    EngineConfig,
-    ModelSpec,
-    as_run,
-    check_names,
-    clean_text,
-)
+from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, as_run, check_names, clean_text
+from cbviz.core.plain import DIGEST_FORM
 from cbviz.core.replay import ReplayError
-from cbviz.core.scheduler import DIGEST_FORM
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine, plain_digest, without_pending
 from cbviz.engine.turns import Turn
 from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord, sequence_ids
 from cbviz.runners.base import Runner
+from cbviz.specs import DeviceSpec, ModelSpec
 from cbviz.trace import alone
 from cbviz.trace.alone import AgainstAlone
 from cbviz.trace.schema import Keyframe, TraceHeader

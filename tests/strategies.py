@@ -29,14 +29,16 @@ from zlib import crc32
 import msgspec
 from hypothesis import strategies as st
 
-from cbviz.config import DISCIPLINES, KV_CACHE_DTYPES, ConfigError, EngineConfig, as_run
+from cbviz.config import ConfigError, EngineConfig, as_run
 from cbviz.core import beam
 from cbviz.core.check import check
 from cbviz.core.policy import POLICIES, VICTIMS
 from cbviz.cost import models
+from cbviz.disciplines import DISCIPLINES
 from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput, sequence_ids
 from cbviz.runners.sim import SimRunner
 from cbviz.session import Session
+from cbviz.specs import KV_CACHE_DTYPES
 
 MODEL = "SmolLM2-135M"
 MOST_STEPS = 20_000
@@ -141,8 +143,8 @@ class Drawn:
             check(s.engine.scheduler)
             after(s)
         raise AssertionError(
-            f"the run neither ended nor said why within {most} steps: {s.engine.scheduler.running} run, "
-            f"{s.engine.scheduler.waiting} wait"
+            f"the run neither ended nor said why within {most} steps: {s.engine.scheduler.state.running} run, "
+            f"{s.engine.scheduler.state.waiting} wait"
         )
 
     @contextmanager

@@ -24,9 +24,11 @@ from cbviz.conform import (
     read,
     same,
 )
-from cbviz.core.policy import POLICIES, Fcfs
-from cbviz.core.request import RequestView
-from cbviz.core.scheduler import Scheduler
+from cbviz.core import admission
+from cbviz.core.policies import Fcfs
+from cbviz.core.policy import POLICIES
+from cbviz.core.request import Request, RequestView
+from cbviz.core.state import ControlState
 
 NUM_SCENARIOS = 85
 
@@ -51,7 +53,7 @@ def test_without_the_padding_rule_it_is_found(conformance: Path, monkeypatch: py
     """The control: a scheduler that makes no newcomer as long as the decodes differs where the facts page
     says vLLM does.
     """
-    monkeypatch.setattr(Scheduler, "_pads_drafts", lambda self, cached, running_ran, threshold: False)
+    monkeypatch.setattr(admission, "_pads_drafts", lambda a, threshold: False)
     different = {o.name for o in conform([conformance / "vllm-0.32-spec"]) if not o.equal}
     assert different == {"s2007", "s2008", "s2009", "s2011", "s2012", "s2014"}
 
@@ -86,7 +88,7 @@ def test_another_block_order_is_found(conformance: Path, monkeypatch: pytest.Mon
     """The control for block ids: blocks freed in the other order are the same number of blocks, and still a
     difference.
     """
-    from cbviz.core.block_pool import BlockPool
+    from cbviz.core.kv.block_pool import BlockPool
 
     free = BlockPool.free
     monkeypatch.setattr(BlockPool, "free", lambda self, ids, owner: free(self, list(ids)[::-1], owner))
@@ -118,13 +120,13 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
 
 def test_the_checker_would_notice(conformance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The invariants are checked after every step of a replay: a leak is an error there, not a difference."""
-    close = Scheduler._end
+    end = ControlState.end
 
-    def leak(self: Scheduler, *args: object, **kwargs: object) -> None:
-        close(self, *args, **kwargs)  # type: ignore[arg-type]
+    def leak(self: ControlState, r: Request, reason: str) -> None:
+        end(self, r, reason)
         self.pool.ref_count[1] += 1
 
-    monkeypatch.setattr(Scheduler, "_end", leak)
+    monkeypatch.setattr(ControlState, "end", leak)
     with pytest.raises(AssertionError, match="reference counts differ"):
         conform_scenario("x", read(find([conformance / "vllm-0.32"])[0]))
 

@@ -9,7 +9,7 @@ import pytest
 
 MODULES = (
     "cbviz.config",
-    "cbviz.core.block_pool",
+    "cbviz.core.kv.block_pool",
     "cbviz.core.policy",
     "cbviz.session",
     "cbviz.trace.compare",

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from cbviz import recordings
-from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError, check_names, parse_value
+from cbviz.config import CONFIG_FIELDS, ConfigError, check_names, parse_value
 from cbviz.core.policy import POLICIES
 from cbviz.core.replay import ReplayError
 from cbviz.core.speculative import PROPOSERS
 from cbviz.cost import devices, kv_types, models
+from cbviz.disciplines import DISCIPLINES
 from cbviz.messages import Sampling
 from cbviz.model import hub
 from cbviz.session import Session

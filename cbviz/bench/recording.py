@@ -22,7 +22,8 @@ from typing import Any
 from cbviz import events
 from cbviz.bench.decode import CONTEXT, prompts
 from cbviz.config import EngineConfig
-from cbviz.core import kv_manager, scheduler
+from cbviz.core import accounts, admission, endings, outputs, preemption, queue, running, scheduler
+from cbviz.core.kv import kv_manager
 from cbviz.core.scheduler import Scheduler
 from cbviz.cost import models
 from cbviz.messages import RequestSpec, Sampling
@@ -32,6 +33,20 @@ from cbviz.session import Session
 
 MOST = 0.03
 """What a step may be slower by with recording, on the real model."""
+
+
+WRITERS = (
+    accounts,
+    admission,
+    endings,
+    kv_manager,
+    outputs,
+    preemption,
+    queue,
+    running,
+    scheduler,
+)
+"""The modules of the control plane that make events."""
 
 
 class _NoEvents:
@@ -47,13 +62,14 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 @contextmanager
 def _no_events() -> Iterator[None]:
-    kept = scheduler.ev, kv_manager.ev  # type: ignore[attr-defined]
-    none: Any = _NoEvents()
-    scheduler.ev = kv_manager.ev = none  # type: ignore[attr-defined]
+    none = _NoEvents()
     try:
+        for module in WRITERS:
+            setattr(module, "ev", none)  # noqa: B010
         yield
     finally:
-        scheduler.ev, kv_manager.ev = kept  # type: ignore[attr-defined]
+        for module in WRITERS:
+            setattr(module, "ev", events)  # noqa: B010
 
 
 def _specs(count: int, tokens: int, vocab: int) -> list[RequestSpec]:
@@ -80,7 +96,7 @@ class _Bare:
         plan = s.schedule()
         out = self._runner.execute(plan)
         s.update(plan, out)
-        s.journal.clear()
+        s.state.journal.clear()
         return [t for v in out.token_ids.values() for t in v]
 
 

@@ -68,10 +68,10 @@ class OurDecode:
         self.scheduler = s = Scheduler(EngineConfig(discipline="vllm", **config))
         for i, prompt in enumerate(decode_prompts(config["max_num_seqs"], context, config["block_size"])):
             s.add(RequestSpec(f"r{i}", tuple(prompt), 4000, sampling=Sampling(ignore_eos=True)))
-        self.order = {rid: i for i, rid in enumerate(s.requests)}
+        self.order = {rid: i for i, rid in enumerate(s.state.requests)}
         self.step()
-        if len(s.running) != len(self.order):
-            raise RuntimeError(f"{len(s.running)} of {len(self.order)} requests run")
+        if len(s.state.running) != len(self.order):
+            raise RuntimeError(f"{len(s.state.running)} of {len(self.order)} requests run")
 
     def step(self) -> tuple[float, float, float]:
         """One step; CPU seconds in begin and schedule, CPU seconds in update and drain, wall seconds of both."""
@@ -82,7 +82,9 @@ class OurDecode:
         t1, w1 = thread_time(), perf_counter()
         out = RunnerOutput(
             {
-                c.request_id: [token(self.order[c.request_id], s.requests[c.request_id].num_output_tokens)]
+                c.request_id: [
+                    token(self.order[c.request_id], s.state.requests[c.request_id].num_output_tokens)
+                ]
                 for c in plan.chunks
             }
         )
@@ -97,7 +99,7 @@ class OurDecode:
         out = []
         for _ in range(steps):
             out.append(self.step())
-            if self.scheduler.tokens.total != len(self.order):
+            if self.scheduler.it.tokens.total != len(self.order):
                 raise RuntimeError("not a decode-only step of all requests")
         return out
 

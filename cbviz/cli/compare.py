@@ -27,7 +27,8 @@ from cbviz.cli.options import (
 )
 from cbviz.cli.run import expected_tokens, sampled
 from cbviz.cli.terminal import Bar, Stop, plain_errors, print_json, say
-from cbviz.config import DISCIPLINES, ConfigError
+from cbviz.config import ConfigError
+from cbviz.disciplines import DISCIPLINES
 
 if TYPE_CHECKING:
     from cbviz.interleave import Rows

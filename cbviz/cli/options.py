@@ -14,7 +14,8 @@ import typer
 
 from cbviz import checks
 from cbviz.cli.terminal import Bar, known_errors
-from cbviz.config import CONFIG_FIELDS, DISCIPLINES, ConfigError
+from cbviz.config import CONFIG_FIELDS, ConfigError
+from cbviz.disciplines import DISCIPLINES
 
 if TYPE_CHECKING:
     from cbviz.session import Session

@@ -30,7 +30,8 @@ from cbviz.cli.options import (
     workload_params,
 )
 from cbviz.cli.terminal import Bar, Stop, plain_errors, print_json, say
-from cbviz.config import DISCIPLINES, ConfigError
+from cbviz.config import ConfigError
+from cbviz.disciplines import DISCIPLINES
 
 if TYPE_CHECKING:
     from cbviz.messages import StepRecord

@@ -54,7 +54,7 @@ def plain_errors(f: Callable[..., None]) -> Callable[..., None]:
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    from cbviz.core.policy import PolicyError
+    from cbviz.core.ranking import PolicyError
     from cbviz.core.replay import ReplayError
     from cbviz.messages import RequestError
     from cbviz.model.hub import ModelError

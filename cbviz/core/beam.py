@@ -5,7 +5,7 @@ blocks.
     r.1   |<- shared ->|<- given back ----------->|            r keeps its row, r.1 is dropped and
     r.1'  |<- r's table, by reference: copy-on-write ->|       goes on from r
 
-The beams are sequences forked as with n > 1 (`core.groups`). Each computes its last token like any request
+The beams are sequences forked as with n > 1 (`core.sequences`). Each computes its last token like any request
 and then idles with its candidates until its siblings have theirs; only then is chosen. A beam may lose its
 blocks alone: the others wait for it. What is chosen and when it ends is what transformers 5 does
 (`GenerationMixin._beam_search` with do_sample=False): of all beams' candidates the (1 + stop ids) * k most
@@ -17,15 +17,11 @@ finished).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cbviz import events as ev
 from cbviz.config import EngineConfig
 from cbviz.core.request import Request
+from cbviz.core.state import ControlState
 from cbviz.messages import RequestSpec, Sampling, sequence_ids
-
-if TYPE_CHECKING:
-    from cbviz.core.scheduler import Scheduler
 
 DISCIPLINES = ("vllm", "chunked", "paged", "max-util")
 
@@ -63,18 +59,20 @@ def num_candidates(sampling: Sampling, stop_ids: frozenset[int]) -> int:
     return max(2, 1 + len(stop_ids)) * sampling.beam_width if sampling.beam_width > 1 else 0
 
 
-def root_of(s: Scheduler, r: Request) -> Request:
-    return s.requests[r.spec.parent] if r.spec.parent else r
+def root_of(state: ControlState, r: Request) -> Request:
+    return state.requests[r.spec.parent] if r.spec.parent else r
 
 
 def decide(
-    s: Scheduler, root: Request
+    state: ControlState, root: Request
 ) -> tuple[ev.BeamStep | ev.BeamsEnded, list[tuple[float, list[int]]]] | None:
     """What becomes of the beams, with the finished hypotheses, best first; None while somebody's candidates
     are missing. Changes nothing.
     """
     ids = sequence_ids(root.spec)
-    beams = [s.requests[i] for i in ids] if root.num_output_tokens else [root]  # at first all are the same
+    beams = (
+        [state.requests[i] for i in ids] if root.num_output_tokens else [root]
+    )  # at first all are the same
     k, penalty, stops = root.sampling.beam_width, root.sampling.length_penalty, root.stop_ids
     found: list[tuple[float, int, int]] = []
     for i, b in enumerate(beams):
@@ -83,7 +81,7 @@ def decide(
         found += [(b.beam_score + logprob, i, t) for t, logprob in b.candidates]
     found.sort(key=_worst_last)
     length = root.num_output_tokens + 1
-    last = length >= root.max_tokens or root.num_prompt_tokens + length >= s.max_model_len
+    last = length >= root.max_tokens or root.num_prompt_tokens + length >= state.max_model_len
     done = root.hypotheses + [
         (score / length**penalty, [*beams[i].output_token_ids, t])
         for score, i, t in found[:k]
@@ -118,28 +116,23 @@ def decide(
     ), done
 
 
-def go_on(s: Scheduler, root: Request, e: ev.BeamStep, done: list[tuple[float, list[int]]]) -> None:
+def go_on(state: ControlState, root: Request, e: ev.BeamStep, done: list[tuple[float, list[int]]]) -> None:
     """Each beam continues its parent: a dropped one gives back its blocks and takes its parent's table by
     reference.
     """
-    beams = [s.requests[i] for i in e.beam_ids]
+    beams = [state.requests[i] for i in e.beam_ids]
     before = [list(b.token_ids) for b in beams]
     root.hypotheses = done
     for b, parent, token, score in zip(beams, e.parents, e.token_ids, e.scores, strict=True):
         p = beams[parent]
-        if b.block_ids != p.block_ids:
-            s.pool.touch(p.block_ids, b.request_id)
-            s.pool.free(b.block_ids, b.request_id)
-            b.block_ids = list(p.block_ids)
-        if p is not b:
-            b.block_hashes, b.num_cached_blocks = list(p.block_hashes), p.num_cached_blocks
+        state.take_table_of(b, p)
         b.token_ids[:] = [*before[parent], token]
         b.beam_score, b.candidates, b.shares_tail = score, None, True
 
 
-def end(s: Scheduler, e: ev.BeamsEnded) -> list[Request]:
+def end(state: ControlState, e: ev.BeamsEnded) -> list[Request]:
     """The hypotheses take the beams' rows, best first. The beams are still to be finished."""
-    beams = [s.requests[i] for i in e.beam_ids]
+    beams = [state.requests[i] for i in e.beam_ids]
     for b, tokens, score in zip(beams, e.outputs, e.scores, strict=True):
         b.token_ids[b.num_prompt_tokens :] = tokens
         b.beam_score, b.candidates, b.hypotheses = score, None, []

@@ -5,9 +5,10 @@ Run after every step of every test.
 
 from __future__ import annotations
 
-from cbviz.core.block_pool import NULL_BLOCK
+from cbviz.core.kv.block_pool import NULL_BLOCK
 from cbviz.core.request import Status
 from cbviz.core.scheduler import Scheduler
+from cbviz.core.state import ControlState
 from cbviz.messages import sequence_ids
 
 
@@ -16,9 +17,12 @@ def check(s: Scheduler) -> None:
 
     Valid between steps (after `update`) and after `schedule`.
     """
+    _check_state(s.state, s.drafts_in_flight)
+
+
+def _check_state(s: ControlState, drafted: dict[str, int]) -> None:
     pool, bs = s.pool, s.kv.block_size
     refs = [0] * pool.num_blocks
-    drafted = s.drafts_in_flight
     for r in s.requests.values():
         for i, b in enumerate(r.block_ids):
             assert 0 <= b < pool.num_blocks, f"{r.request_id}: block {b} at place {i} is not in the pool"

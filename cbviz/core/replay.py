@@ -2,9 +2,9 @@
 
 Asks no policy, runner or clock.
 
-Owns the inverse of the journal: each event that `Scheduler` writes says enough to do what it tells. Block ids
-are taken from the pool in its own order and held against the record's, so a record of another run is noticed
-at once.
+Owns the inverse of the journal: each event that `Scheduler` writes says enough to do what it tells, by the same
+transitions of `ControlState` that the scheduler called. Block ids are taken from the pool in its own order and
+held against the record's, so a record of another run is noticed at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.core import beam
-from cbviz.core.groups import fork
-from cbviz.core.policy import Fcfs
+from cbviz.core import beam, expert_use
+from cbviz.core.queue import may_overtake
 from cbviz.core.request import Request, Status
-from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, Scheduler
+from cbviz.core.state import ControlState
 from cbviz.messages import RequestSpec, StepRecord
 
 
@@ -24,12 +23,12 @@ class ReplayError(RuntimeError):
     """A record does not fit the state it is applied to. Names the step and what differs."""
 
 
-def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> None:
-    """Takes `s` from the end of step `record.step - 1` to the end of that step.
+def apply(s: ControlState, record: StepRecord, config_changes: dict[str, Any]) -> None:
+    """Takes the state from the end of step `record.step - 1` to the end of that step.
 
     `config_changes`: the knobs that the user turned before it.
 
-    Raises ReplayError; the scheduler is then no longer usable (restore a snapshot).
+    Raises ReplayError; the state is then no longer usable (restore a snapshot).
     """
     if record.step != s.step + 1:
         raise ReplayError(f"step {record.step} can't follow step {s.step}")
@@ -41,12 +40,11 @@ def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> N
     for e in record.events:
         told.apply(e)
     if s.routed:
-        s.forget_routed()
+        expert_use.forget_ended(s.routed, s.requests)
     s.finished_ids = [
         e.request_id for e in record.events if isinstance(e, ev.Finished) and e.reason != "abort"
     ]
-    s.batch_open = bool(record.carry.get("batch_open", False))
-    s.new_token_ratio = record.carry.get("new_token_ratio", INIT_NEW_TOKEN_RATIO)
+    s.take_carry(record.carry)
     s.forget_ranks()
     s.undo.clear()
     s.journal.clear()
@@ -55,7 +53,7 @@ def apply(s: Scheduler, record: StepRecord, config_changes: dict[str, Any]) -> N
 class _Teller:
     """One record being applied."""
 
-    def __init__(self, s: Scheduler, record: StepRecord) -> None:
+    def __init__(self, s: ControlState, record: StepRecord) -> None:
         self.s = s
         self.step = record.step
         self.specs: dict[str, RequestSpec] = {x.request_id: x for x in record.arrivals}
@@ -83,27 +81,19 @@ class _Teller:
         spec = self.specs.get(e.request_id)
         if spec is None:
             raise self.wrong(f"{e.request_id} arrives without its prompt")
-        r = Request(spec, s.num_arrived, s.eos_token_ids, self.step, s.use_output_len)
-        r.surroundings = s
-        r.arrival_s = e.arrival_s
-        s.num_arrived += 1
-        s.requests[r.request_id] = r
-        s.note_group(r)
-        s.waiting.insert(e.position, r)
-        s.overtaken.join(r)
+        r = s.arrive(spec, e.arrival_s)
+        r.queued_step = self.step
+        s.enqueue(r, e.position)
 
     def resized(self, e: ev.Resized) -> None:
         s = self.s
-        moved, _ = s.pool.resize(e.num_blocks)
+        moved, _ = s.resize(e.num_blocks)
         if moved != [(a, b) for a, b in e.moved]:
             raise self.wrong(f"the pool of {e.num_blocks} blocks moves {moved}, the record {e.moved}")
-        to = dict(moved)
-        for r in s.requests.values():
-            r.block_ids[:] = [to.get(b, b) for b in r.block_ids]
         s.configure(s.config.replace(num_blocks=e.num_blocks))
 
     def reordered(self, e: ev.Reordered) -> None:
-        self.s.waiting[:] = [self.request(i) for i in e.request_ids]
+        self.s.reorder([self.request(i) for i in e.request_ids])
 
     def not_admitted(self, e: ev.NotAdmitted) -> None:
         self.request(e.request_id).last_wait = (e.reason, e.need, e.have)
@@ -111,11 +101,8 @@ class _Teller:
     def admitted(self, e: ev.Admitted) -> None:
         s, r = self.s, self.request(e.request_id)
         place = s.waiting.index(r)
-        del s.waiting[place]
-        s.running.append(r)
-        r.status, r.last_wait, r.overtaken_before = Status.RUNNING, None, 0
-        r.num_computed_tokens = r.num_cached_tokens = e.num_cached_tokens
-        if not e.resumed and (place or not isinstance(s.policy, Fcfs)):
+        s.seat(r, place, e.num_cached_tokens)
+        if not e.resumed and may_overtake(s.policy, place):
             s.overtaken.admit(r, s.waiting)
         else:
             s.overtaken.leave(r)
@@ -158,22 +145,13 @@ class _Teller:
         del self.planned[e.request_id]
 
     def preempted(self, e: ev.Preempted) -> None:
-        s, r = self.s, self.request(e.request_id)
-        r.max_computed = max(r.max_computed, r.num_computed_tokens)
-        s.kv.free(r)
-        r.num_computed_tokens = 0
-        r.shares_tail = False
-        r.candidates = None
-        r.num_preemptions += 1
-        r.draft_token_ids = []
-        r.status, r.queued_step, r.last_wait = Status.PREEMPTED, self.step, None
-        s.running.remove(r)
-        s.waiting.insert(e.position, r)
-        s.overtaken.join(r)
+        r = self.request(e.request_id)
+        self.s.preempt(r)
+        self.s.enqueue(r, e.position)
 
     def forked(self, e: ev.Forked) -> None:
         r = self.request(e.request_id)
-        if [c.request_id for c in fork(self.s, r, e.num_tokens)] != list(e.child_ids):
+        if [c.request_id for c in self.s.fork(r, e.num_tokens)] != list(e.child_ids):
             raise self.wrong(f"{e.request_id} forks other sequences than {e.child_ids}")
 
     def copied(self, e: ev.Copied) -> None:
@@ -192,39 +170,33 @@ class _Teller:
             raise self.wrong(
                 f"{e.request_id} goes to host blocks {e.host_block_ids}, which are not the next free ones"
             )
-        r.host_block_ids, r.num_computed_tokens, r.num_null_blocks = ids, e.num_tokens, e.first_index
+        self.s.keep_on_host(r, ids, e.num_tokens, e.first_index)
 
     def swapped_in(self, e: ev.SwappedIn) -> None:
         self.host_freed(e)
 
     def host_freed(self, e: ev.SwappedIn | ev.HostFreed) -> None:
-        r = self.s.requests.get(e.request_id) or self.ended
-        self.s.host.give(r.host_block_ids)
-        r.host_block_ids = []
+        self.s.give_host_blocks_back(self.s.requests.get(e.request_id) or self.ended)
 
     def out_of_window(self, e: ev.OutOfWindow) -> None:
         self.s.kv.leave(self.request(e.request_id), e.first_index, e.first_index + len(e.block_ids))
 
     def executed(self, e: ev.Executed) -> None:
-        for p in self.planned.values():
-            r = self.request(p.request_id)
-            r.num_computed_tokens += p.num_tokens
-            r.is_prefill_chunk = r.num_computed_tokens < r.num_tokens
-            name = r.spec.session or ""
-            self.s.served[name] = self.s.served.get(name, 0) + p.num_tokens
+        planned = self.planned.values()
+        self.s.give_tokens([self.request(p.request_id) for p in planned], planned)
 
     def sampled(self, e: ev.Sampled) -> None:
         r = self.request(e.request_id)
         r.token_ids.extend(e.token_ids)
         if (layers := self.routed.get(e.request_id)) is not None:  # a child's first token is its parent's row
-            self.s.note_routed(r, layers)
+            expert_use.note(self.s.routed, r, layers)
         r.num_computed_tokens -= e.num_rejected
 
     def scored(self, e: ev.Scored) -> None:
         r = self.request(e.request_id)
         r.candidates = list(zip(e.token_ids, e.logprobs, strict=True))
         if self.routed:
-            self.s.note_routed(r, self.routed[e.request_id])
+            expert_use.note(self.s.routed, r, self.routed[e.request_id])
 
     def beams(self, e: ev.BeamStep | ev.BeamsEnded) -> None:
         root = self.request(e.request_id)
@@ -244,10 +216,8 @@ class _Teller:
         if r.status is Status.RUNNING:
             s.running.remove(r)
         else:
-            s.waiting.remove(r)
-            s.overtaken.leave(r)
-        r.status, r.finish_reason, r.draft_token_ids = Status.FINISHED, e.reason, []
-        s.num_finished += 1
+            s.dequeue(r, s.waiting.index(r))
+        s.end(r, e.reason)
         self.ended = r
         if r.request_id not in self.holding:
             del s.requests[r.request_id]

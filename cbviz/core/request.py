@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from cbviz.config import whole_number
-from cbviz.messages import RequestSpec
+from cbviz.core.fields import Field
+from cbviz.messages import RequestSpec, child_spec
 
 
 class Status(str, Enum):
@@ -177,11 +178,36 @@ class Request:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
+    @output_token_ids.setter
+    def output_token_ids(self, ids: list[int]) -> None:
+        self.token_ids[self.num_prompt_tokens :] = ids
+
     @property
     def num_overtaken(self) -> int:
         """Later arrivals that were admitted since this one (last) joined the queue."""
         around = self.surroundings
         return around.times_overtaken(self) if around is not None else self.overtaken_before
+
+    @num_overtaken.setter
+    def num_overtaken(self, n: int) -> None:
+        self.overtaken_before = n
+
+    @property
+    def parent(self) -> str:
+        """Id of the request whose further sequence this is; '' for a request itself."""
+        return self.spec.parent or ""
+
+    @property
+    def beam(self) -> list[Any] | None:
+        """What only a beam has: its candidates, its score and the finished hypotheses. None: it is no beam."""
+        return [self.candidates, self.beam_score, self.hypotheses] if self.is_beam else None
+
+    @beam.setter
+    def beam(self, data: list[Any] | None) -> None:
+        if data is not None:
+            candidates, self.beam_score, hypotheses = data
+            self.candidates = None if candidates is None else [(t, x) for t, x in candidates]
+            self.hypotheses = [(x, list(tokens)) for x, tokens in hypotheses]
 
     def __repr__(self) -> str:
         return (
@@ -189,8 +215,51 @@ class Request:
         )
 
 
+FIELDS = (
+    Field("seq", restore=False),
+    Field("parent", restore=False),
+    Field("queued_step", undo=True),
+    Field("arrival_s", digest=False),
+    Field("status", undo=True, write=lambda status: status.value, read=Status),
+    Field("output_token_ids"),  # put back token by token where a step is taken back
+    Field("num_computed_tokens", undo=True),
+    Field("num_cached_tokens", undo=True),
+    Field("num_preemptions", undo=True),
+    Field("max_computed", undo=True),
+    Field("block_ids", write=list, read=list),  # `ControlState.save` keeps its length
+    Field("host_block_ids", undo=True, write=list, read=list, older=()),
+    Field("num_null_blocks", undo=True),
+    Field("num_cached_blocks", undo=True),
+    Field("draft_token_ids", undo=True, write=list, read=list),
+    Field(
+        "last_wait", undo=True, write=lambda w: list(w) if w else None, read=lambda w: tuple(w) if w else None
+    ),
+    Field("seat_held", undo=True),
+    Field("finish_reason", undo=True),
+    Field("num_overtaken"),
+    Field("overtaken_before", undo=True, snapshot=False),  # stands in `num_overtaken`
+    Field("num_forks", undo=True, older=0),
+    Field("shares_tail", undo=True, older=False),
+    Field("is_prefill_chunk", undo=True, older=False),
+    Field("beam", older=None, sparse=True),
+    Field("candidates", undo=True, snapshot=False),  # stands in `beam`
+    Field("rank", undo=True, snapshot=False),  # the policy says it again
+)
+"""Every attribute that changes after the request was made, but for those that can be computed again."""
+
+
+def is_prefill(r: Request) -> bool:
+    """It has more than its last token to compute."""
+    return len(r.token_ids) - r.num_computed_tokens > 1
+
+
+def spec_of(request_id: str, parent: str, specs: dict[str, RequestSpec]) -> RequestSpec:
+    """The spec of a request that a snapshot names: a child's follows from its parent's."""
+    return child_spec(specs[parent], int(request_id[len(parent) + 1 :])) if parent else specs[request_id]
+
+
 class Surroundings(Protocol):
-    """What a request's view may ask of the scheduler around it."""
+    """What a request's view may ask of the state around it."""
 
     step: int
     block_size: int

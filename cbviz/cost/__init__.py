@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from cbviz.config import ConfigError, DeviceSpec, ModelSpec
+from cbviz.config import ConfigError
 from cbviz.cost.article import ArticleCost, ArticleSharedCost
 from cbviz.cost.base import CostModel
 from cbviz.cost.roofline import Roofline
+from cbviz.specs import DeviceSpec, ModelSpec
 
 COSTS = ("roofline", "article", "article-shared")
 

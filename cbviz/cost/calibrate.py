@@ -37,7 +37,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cbviz.config import DeviceSpec
+from cbviz.specs import DeviceSpec
 
 FILE = "calibration.json"
 VERSION = 2

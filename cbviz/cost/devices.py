@@ -12,7 +12,8 @@ from __future__ import annotations
 import difflib
 import re
 
-from cbviz.config import ConfigError, DeviceSpec
+from cbviz.config import ConfigError
+from cbviz.specs import DeviceSpec
 
 AIC = "aiconfigurator-core 0.12.0 systems/*.yaml (Apache-2.0)"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from cbviz.config import ModelSpec, kv_bytes_per_element
 from cbviz.cost import models
+from cbviz.specs import ModelSpec, kv_bytes_per_element
 
 
 class Quality(NamedTuple):

@@ -12,7 +12,8 @@ import dataclasses
 import difflib
 import re
 
-from cbviz.config import ConfigError, ModelSpec
+from cbviz.config import ConfigError
+from cbviz.specs import ModelSpec
 
 LITGPT = (
     "Lightning-AI/litgpt litgpt/config.py @26857050 (Apache-2.0; its entries cite the Hugging Face "

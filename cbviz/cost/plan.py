@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbviz.config import ConfigError, DeviceSpec, ModelSpec
+from cbviz.config import ConfigError
 from cbviz.cost.models import complete, kv_bytes_per_token
 from cbviz.cost.roofline import price_batch
+from cbviz.specs import DeviceSpec, ModelSpec
 
 DEFAULT_UTILISATION = 0.9
 """Share of the memory that weights and KV may take together; the rest is for activations and the runtime.

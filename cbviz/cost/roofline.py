@@ -33,10 +33,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from cbviz.config import ConfigError, DeviceSpec, ModelSpec
+from cbviz.config import ConfigError
 from cbviz.cost.devices import host_link_bytes_s
 from cbviz.cost.models import complete, kv_bytes_per_token, kv_elements_per_layer
 from cbviz.messages import Chunk, Drafting, Sampling, SchedulerOutput, StepCost
+from cbviz.specs import DeviceSpec, ModelSpec
 
 
 class Work(NamedTuple):

@@ -18,9 +18,11 @@ import msgspec
 
 from cbviz import events as ev
 from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
-from cbviz.core import beam, replay, scheduler
+from cbviz.core import beam, replay
+from cbviz.core.plain import DIGEST_FORM
+from cbviz.core.plain import plain_digest as control_digest
 from cbviz.core.policy import check_victim, get_policy
-from cbviz.core.scheduler import DIGEST_FORM, Scheduler
+from cbviz.core.scheduler import Scheduler
 from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts
@@ -144,29 +146,34 @@ class Engine:
         if self.inputs:
             return ""
         if self._stalled > PATIENCE_STEPS:
-            self._patience = self._patience or patience(s)
+            self._patience = self._patience or patience(s.state)
             if self._stalled > self._patience:
-                return why_stuck(s, self._stalled, self._stalled_computing)
-        if not self._idle or self.num_pending or not s.waiting or any(not r.seat_held for r in s.running):
+                return why_stuck(s.state, self._stalled, self._stalled_computing)
+        if (
+            not self._idle
+            or self.num_pending
+            or not s.state.waiting
+            or any(not r.seat_held for r in s.state.running)
+        ):
             return ""
-        r = next(iter(s.waiting), None)
+        r = next(iter(s.state.waiting), None)
         if r is None:
             return ""  # a thread that only looks: a step began in this moment
         reason, need, have = r.last_wait or ("", 0, 0)
         waited = s.step - r.queued_step
         if reason == "policy" and waited < PATIENCE_STEPS:
             return ""  # it may count steps, as ageing does
-        blocks = s.kv.need_at_admission(s.prefix_blocks(r), r.num_tokens)
+        blocks = s.state.kv.need_at_admission(s.state.prefix_blocks(r), r.num_tokens)
         why = (
-            f"policy {s.policy.name} has refused it for {waited} steps; choose another policy"
+            f"policy {s.state.policy.name} has refused it for {waited} steps; choose another policy"
             if reason == "policy"
             else f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks"
         )
-        behind = f"; {len(s.waiting) - 1} more wait" if len(s.waiting) > 1 else ""
+        behind = f"; {len(s.state.waiting) - 1} more wait" if len(s.state.waiting) > 1 else ""
         return (
             f"{r.request_id} can never be admitted: {why}, or abort {r.request_id}. Nothing runs and "
             "nothing is to arrive, so nothing will change. "
-            f"It would take a seat of {self.config.max_num_seqs} and {blocks} blocks; {s.pool.num_free} of "
+            f"It would take a seat of {self.config.max_num_seqs} and {blocks} blocks; {s.state.pool.num_free} of "
             f"{self.config.num_usable_blocks} are free{behind}"
         )
 
@@ -254,7 +261,7 @@ class Engine:
                 "or lower beam_width or max_tokens"
             )
         stops = frozenset(spec.sampling.stop_token_ids) | (
-            frozenset() if spec.sampling.ignore_eos else self.scheduler.eos_token_ids
+            frozenset() if spec.sampling.ignore_eos else self.scheduler.state.eos_token_ids
         )
         if (most := beam.num_candidates(spec.sampling, stops)) > self.runner.spec.vocab_size:
             return (
@@ -346,7 +353,7 @@ class Engine:
         """
         now = self.config
         changes = {f: getattr(config, f) for f in CONFIG_FIELDS if getattr(config, f) != getattr(now, f)}
-        self.scheduler.journal.extend(
+        self.scheduler.state.journal.extend(
             ev.Configured(f, str(getattr(now, f)), str(v)) for f, v in changes.items()
         )
         self.scheduler.configure(config)
@@ -371,7 +378,7 @@ class Engine:
         if not changes:
             return
         queued = [i["spec"] for i in self.inputs if i["op"] == "add"]
-        here = self.scheduler.requests.values()
+        here = self.scheduler.state.requests.values()
         self._check_drafts(new, [r.spec for r in here] + queued)
         for spec in [r.spec for r in here if r.num_forks] + queued:
             if spec.sampling.n > new.max_num_seqs:
@@ -469,18 +476,18 @@ class Engine:
             t0_s=t0,
             t1_s=t1,
             clock="measured" if measured else "modelled",
-            chunks=s.chunk_records,
+            chunks=s.it.records,
             events=s.drain(),
-            tokens=s.tokens,
-            slots=s.slots,
+            tokens=s.it.tokens,
+            slots=s.it.slots,
             gauges=Gauges(
-                sum(1 for r in s.running if not r.seat_held),
-                len(s.waiting),
-                s.num_finished,
-                s.pool.num_free,
-                s.pool.num_cached_free,
-                _saved_blocks(s) if s.has_groups or s.pool.enable_caching else 0,
-                s.host.num_blocks - len(s.host.free),
+                sum(1 for r in s.state.running if not r.seat_held),
+                len(s.state.waiting),
+                s.state.num_finished,
+                s.state.pool.num_free,
+                s.state.pool.num_cached_free,
+                _saved_blocks(s) if s.state.has_groups or s.state.pool.enable_caching else 0,
+                s.state.host.num_blocks - len(s.state.host.free),
             ),
             cost=cost,
             spans=out.spans if measured else _modelled_spans(plan, cost),
@@ -496,7 +503,7 @@ class Engine:
             inputs=inputs,
             num_padding_tokens=padding,
             schedule_s=control if measured else None,
-            carry=s.carry(),
+            carry=s.state.carry(),
         )
         self._note(record)
         return record
@@ -526,7 +533,7 @@ class Engine:
         for i in record.inputs:
             if i["op"] == "configure":
                 changes.update(i["changes"])
-        replay.apply(self.scheduler, record, changes)
+        replay.apply(self.scheduler.state, record, changes)
         self.inputs, self._done = [], []
         self.now_s = record.t1_s
         self._idle = not record.chunks and not record.arrivals and not record.inputs
@@ -551,20 +558,20 @@ class Engine:
         """
         if damaged:
             self._kv_doubtful = True
-            self._kv_stale = self._kv_stale or any(self.scheduler.pool.ref_count[b] for b in damaged)
+            self._kv_stale = self._kv_stale or any(self.scheduler.state.pool.ref_count[b] for b in damaged)
 
     def _confirm_hits(self) -> None:
         """Has the runner look at the blocks that this step's admissions hit, other than those that the step
         itself computes.
         """
         s = self.scheduler
-        planned = {e.block_id for e in s.journal if isinstance(e, ev.BlockCached)}
+        planned = {e.block_id for e in s.state.journal if isinstance(e, ev.BlockCached)}
         tables, tokens = {}, {}
-        for e in s.journal:
+        for e in s.state.journal:
             if isinstance(e, ev.PrefixHit):
                 n = next((i for i, b in enumerate(e.block_ids) if b in planned), len(e.block_ids))
                 tables[e.request_id] = e.block_ids[:n]
-                tokens[e.request_id] = s.requests[e.request_id].token_ids[: n * s.kv.block_size]
+                tokens[e.request_id] = s.state.requests[e.request_id].token_ids[: n * s.state.kv.block_size]
         if tables:
             self.runner.sync(tables, tokens)
 
@@ -600,7 +607,7 @@ class Engine:
             try:
                 self.check_request(spec)
             except RequestError as e:
-                s.journal.append(ev.Refused(spec.request_id, str(e)))
+                s.state.journal.append(ev.Refused(spec.request_id, str(e)))
             else:
                 s.add(spec, t0)
             taken.append(spec)
@@ -619,7 +626,7 @@ class Engine:
         dropped = {rid: pending[rid] for rid in unknown if rid in pending}
         self._by_time = [x for x in self._by_time if x[2].request_id not in dropped]
         self._by_step = [x for x in self._by_step if x[2].request_id not in dropped]
-        s.journal.extend(ev.Refused(rid, "aborted before it arrived") for rid in dropped)
+        s.state.journal.extend(ev.Refused(rid, "aborted before it arrived") for rid in dropped)
         return dropped
 
     def _reconfigure(self, changes: list[dict[str, Any]]) -> None:
@@ -630,7 +637,7 @@ class Engine:
             for name, new in some.items():
                 old = getattr(config, name)
                 if old != new:
-                    s.journal.append(
+                    s.state.journal.append(
                         ev.Configured(name, "" if old is None else str(old), "" if new is None else str(new))
                     )
             config = config.replace(**some)
@@ -643,7 +650,7 @@ class Engine:
         """Everything that decides the engine's future, as primitives (specs by id)."""
         return {
             "now_s": self.now_s,
-            "scheduler": self.scheduler.snapshot(),
+            "scheduler": self.scheduler.state.snapshot(),
             "pending": self.pending_ids,
             "known": sorted(self._known),
             "idle": self._idle,
@@ -693,7 +700,7 @@ class Engine:
         Returns the number of blocks computed again.
         """
         self.claim_runner()
-        holders = [r for r in self.scheduler.requests.values() if r.block_ids]
+        holders = [r for r in self.scheduler.state.requests.values() if r.block_ids]
         num = self.runner.sync(
             {r.request_id: list(r.block_ids) for r in holders},
             {r.request_id: r.token_ids[: r.num_computed_tokens] for r in holders},
@@ -712,7 +719,7 @@ class Engine:
 def plain_digest(snapshot: dict[str, Any], form: int = DIGEST_FORM) -> str:
     """The digest of an engine's snapshot."""
     rest = msgspec.json.encode([snapshot["pending"], snapshot["idle"]])
-    return sha256(scheduler.plain_digest(snapshot["scheduler"], form).encode() + rest).hexdigest()
+    return sha256(control_digest(snapshot["scheduler"], form).encode() + rest).hexdigest()
 
 
 def without_pending(snapshot: dict[str, Any], spec: RequestSpec) -> dict[str, Any]:
@@ -754,7 +761,9 @@ def _written_blocks(plan: SchedulerOutput) -> set[int]:
 
 def _saved_blocks(s: Scheduler) -> int:
     """Places in block tables less blocks in use: what sharing saves now."""
-    return sum(map(s.kv.num_held, s.running)) - (s.pool.num_blocks - 1 - s.pool.num_free)
+    return sum(map(s.state.kv.num_held, s.state.running)) - (
+        s.state.pool.num_blocks - 1 - s.state.pool.num_free
+    )
 
 
 def _modelled_spans(plan: SchedulerOutput, cost: StepCost) -> list[Span]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from cbviz import events as ev
 from cbviz.core.request import Request, Status
-from cbviz.core.scheduler import Scheduler
+from cbviz.core.state import ControlState
 from cbviz.messages import StepRecord
 
 PATIENCE_STEPS = 64
@@ -33,7 +33,7 @@ def got_further(record: StepRecord) -> bool:
     return any(isinstance(e, ev.Finished) for e in record.events)
 
 
-def patience(s: Scheduler) -> int:
+def patience(s: ControlState) -> int:
     """Number of steps without progress after which the run counts as stuck.
 
     PATIENCE_STEPS, and ROUNDS times the steps in which all requests that have ever run could be computed
@@ -53,7 +53,7 @@ def patience(s: Scheduler) -> int:
     return PATIENCE_STEPS + ROUNDS * again
 
 
-def why_stuck(s: Scheduler, num_steps: int, num_computing: int) -> str:
+def why_stuck(s: ControlState, num_steps: int, num_computing: int) -> str:
     """Say who got nowhere in the last `num_steps` steps, why, and what to do.
 
     `num_computing`: number of these steps in which tokens were computed.
@@ -98,7 +98,7 @@ def why_stuck(s: Scheduler, num_steps: int, num_computing: int) -> str:
     )
 
 
-def _who(s: Scheduler) -> list[Request]:
+def _who(s: ControlState) -> list[Request]:
     """The unfinished requests that have run."""
     return [
         r

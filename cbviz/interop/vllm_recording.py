@@ -25,7 +25,7 @@ import msgspec
 
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
-from cbviz.core.block_pool import ROOT, hash_block
+from cbviz.core.kv.block_pool import ROOT, hash_block
 from cbviz.cost import models
 from cbviz.messages import ChunkRecord, Gauges, RequestError, RequestSpec, Sampling, StepRecord, TokenAccount
 from cbviz.trace.accounting import count_slots, executed_at

@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.config import ConfigError, EngineConfig, ModelSpec
-from cbviz.core.policy import POLICIES, PolicyError, policy
+from cbviz.config import ConfigError, EngineConfig
+from cbviz.core.policy import POLICIES, policy
+from cbviz.core.ranking import PolicyError
 from cbviz.core.speculative import ngram
 from cbviz.cost import models
 from cbviz.lessons.grading import LessonError, Part, Task, ask, must_be_function, told
 from cbviz.messages import RequestSpec, Sampling
 from cbviz.runners.tape import TapeRunner
 from cbviz.session import Session, Stuck
+from cbviz.specs import ModelSpec
 from cbviz.trace.metrics import latencies, percentile, request_metrics
 from cbviz.trace.trace import Cursor, Trace
 

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import torch
 
-from cbviz.config import ModelSpec, shown
+from cbviz.config import shown
 from cbviz.model.hub import ModelError
 from cbviz.model.kv_store import KVLayer, KVStore
 from cbviz.model.matrix import Matrix, dense, num_bytes, rows
 from cbviz.model.ops import Batch, OpSet, Router, write_latent
+from cbviz.specs import ModelSpec
 
 ARCHITECTURES = (
     "llama",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from cbviz.config import DeviceSpec
+from cbviz.specs import DeviceSpec
 
 _PASSES = 8
 

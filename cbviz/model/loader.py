@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cbviz.config import ModelSpec, shown
+from cbviz.config import shown
 from cbviz.model import hub
 from cbviz.model.decoder import Decoder, DecoderConfig, LayerWeights, Weights
 from cbviz.model.gguf_file import GgufFile
@@ -33,6 +33,7 @@ from cbviz.model.hub import ModelError, ModelSource, Progress
 from cbviz.model.matrix import Int8Matrix, Matrix, convert, to_device
 from cbviz.model.ops import OpSet
 from cbviz.model.tokenizer import Tokenizer
+from cbviz.specs import ModelSpec
 
 LAYOUT = 1
 """Raised whenever the converted file's contents would differ: older copies are then not found, and removed.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from cbviz.config import ModelSpec
 from cbviz.messages import RunnerOutput, SchedulerOutput
+from cbviz.specs import ModelSpec
 
 if TYPE_CHECKING:
     from cbviz.model.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from zlib import crc32
 
-from cbviz.config import ModelSpec
 from cbviz.messages import Drafting, RunnerOutput, SchedulerOutput
+from cbviz.specs import ModelSpec
 
 FIRST_TOKEN = 1000
 NUM_TOKENS = 39_000

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cbviz.config import ModelSpec
 from cbviz.messages import RunnerOutput, SchedulerOutput
 from cbviz.runners.sim import num_right
+from cbviz.specs import ModelSpec
 
 if TYPE_CHECKING:
     from cbviz.model.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import torch
 
-from cbviz.config import ConfigError, DeviceSpec, EngineConfig, ModelSpec, as_run
+from cbviz.config import ConfigError, EngineConfig, as_run
 from cbviz.messages import Chunk, Drafting, RunnerOutput, Sampling, SchedulerOutput, Span, StepProfile
 from cbviz.model import device_peaks, nvml, ops, profile, threads
 from cbviz.model.decoder import Decoder, DecoderConfig
@@ -33,6 +33,7 @@ from cbviz.model.sampling import Draw, Sampled, num_accepted, sample
 from cbviz.model.swap import HostStore
 from cbviz.model.tokenizer import Tokenizer
 from cbviz.runners.base import RunnerError
+from cbviz.specs import DeviceSpec, ModelSpec
 
 _SYNC_TOKENS = 512
 """Tokens of one pass of `sync`: bounds its activations."""

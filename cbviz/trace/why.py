@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.config import DISCIPLINES
+from cbviz.disciplines import DISCIPLINES
 from cbviz.messages import StepRecord
 from cbviz.trace.explain import RULES, Sentence, are, count, explain_event, listed, wait_sentence
 from cbviz.trace.metrics import num_seats, token_budget

@@ -16,7 +16,8 @@ import pytest
 from cbviz.app import kept, opening
 from cbviz.app.opening import Settings
 from cbviz.app.player import WINDOW, Player
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from cbviz.cost import models
 from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
 from cbviz.session import Session

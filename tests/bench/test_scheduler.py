@@ -34,7 +34,7 @@ def test_measure_counts_every_block_but_the_first() -> None:
 
 def test_every_step_decodes_all_and_one_request_in_sixteen_takes_a_block() -> None:
     ours = bench.OurDecode(decode_config(32, 64, 1024, 16), 64)
-    s = ours.scheduler
+    s = ours.scheduler.state
     assert sorted(r.num_computed_tokens - s.running[0].num_computed_tokens for r in s.running) == sorted(
         [*range(16), *range(16)]
     )
@@ -42,7 +42,7 @@ def test_every_step_decodes_all_and_one_request_in_sixteen_takes_a_block() -> No
         before = sum(len(r.block_ids) for r in s.running)
         ours.time(1)
         assert sum(len(r.block_ids) for r in s.running) == before + 2
-        assert s.tokens.total == s.tokens.useful == 32
+        assert ours.scheduler.it.tokens.total == ours.scheduler.it.tokens.useful == 32
 
 
 def test_a_step_that_is_no_decode_step_is_not_measured() -> None:

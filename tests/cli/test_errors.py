@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from tests.cli.conftest import Call
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ import pytest
 
 import cbviz as cb
 from cbviz.cli import terminal
-from cbviz.config import DISCIPLINES
+from cbviz.disciplines import DISCIPLINES
 from cbviz.runners.base import RunnerError
 from cbviz.runners.sim import SimRunner
 from cbviz.trace import runs

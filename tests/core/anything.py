@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from cbviz.config import EngineConfig
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from cbviz.core.speculative import PROPOSERS, Proposer, ngram
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput

@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from cbviz import events as ev
-from cbviz.config import DISCIPLINES, EngineConfig
-from cbviz.core.block_pool import NULL_BLOCK
+from cbviz.config import EngineConfig
 from cbviz.core.check import check
+from cbviz.core.kv.block_pool import NULL_BLOCK
 from cbviz.core.policy import POLICIES
-from cbviz.core.scheduler import Scheduler
+from cbviz.core.state import ControlState
 from cbviz.cost import devices, make, models
+from cbviz.disciplines import DISCIPLINES
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestSpec, RunnerOutput, Sampling, SchedulerOutput, StepRecord, child_spec
 from cbviz.runners.sim import SimRunner
@@ -358,7 +359,7 @@ def ask(engine: Engine, inputs: Sequence[tuple[str, Any]]) -> None:
             engine.configure(**what)
 
 
-def same(state: State, s: Scheduler) -> None:
+def same(state: State, s: ControlState) -> None:
     """The fold of the trace is the scheduler's state."""
     assert state.waiting == [r.request_id for r in s.waiting]
     assert state.running == [r.request_id for r in s.running]
@@ -410,12 +411,12 @@ def judge(engine: Engine, trace: Trace, record: StepRecord) -> None:
     check(engine.scheduler)
     check_record(record)
     trace.append(record)
-    same(trace.state(), engine.scheduler)
+    same(trace.state(), engine.scheduler.state)
 
 
 def finish(engine: Engine, trace: Trace, c: Case) -> None:
     """All that must hold at the end of a run."""
-    s = engine.scheduler
+    s = engine.scheduler.state
     assert not engine.has_work and not s.requests and not s.waiting and not s.running
     assert s.pool.num_free == s.pool.num_blocks - 1, "blocks are missing"
     assert len(s.host.free) == s.host.num_blocks, "host blocks are missing"

@@ -13,7 +13,8 @@ import pytest
 
 from cbviz import events as ev
 from cbviz.config import ConfigError
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestError, RequestSpec, RunnerOutput, Sampling, SchedulerOutput
 from cbviz.session import Session
@@ -80,7 +81,10 @@ def follow(c: Case, fail: float = 0.0) -> tuple[Engine, Trace]:
     )
     for _ in steps(c, engine, trace, mirror=mirror, faults=(OSError,) if fail else ()):
         pass
-    assert engine.scheduler.pool.num_free == c.config.num_usable_blocks and not engine.scheduler.requests
+    assert (
+        engine.scheduler.state.pool.num_free == c.config.num_usable_blocks
+        and not engine.scheduler.state.requests
+    )
     check_trace(trace)
     return engine, trace
 
@@ -201,7 +205,7 @@ def test_abort_of_one_beam_ends_all() -> None:
     engine, trace = follow(byhand([spec("a", 10, 12, sampling=how)], {5: [("abort", "a.2")]}))
     assert {r.finish_reason for r in trace.state().by_index} == {
         "abort"
-    } and engine.scheduler.pool.num_free == 32
+    } and engine.scheduler.state.pool.num_free == 32
 
 
 def test_blocks_are_shared_and_copied() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cbviz.core.block_pool import NULL_BLOCK, ROOT, BlockPool, hash_block
+from cbviz.core.kv.block_pool import NULL_BLOCK, ROOT, BlockPool, hash_block
 
 
 class Twin:

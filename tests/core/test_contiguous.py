@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
-from cbviz.core.block_pool import BlockPool
+from cbviz.core.kv.block_pool import BlockPool
+from cbviz.core.kv.contiguous import allocate_run, free_runs
 from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.explain import explain
@@ -130,12 +131,12 @@ def test_the_pool_gives_the_run_that_was_asked_for(
         taken = {b for ids in held for b in ids} | {0}
         fits = [a for a in range(1, num_blocks - n + 1) if taken.isdisjoint(range(a, a + n))]
 
-        assert max((length for _, length in pool.free_runs()), default=0) == max(
+        assert max((length for _, length in free_runs(pool)), default=0) == max(
             (around(a, taken, num_blocks) for a in range(1, num_blocks) if a not in taken), default=0
         )
         if fits:
             want = min(fits, key=lambda a: (around(a, taken, num_blocks), a)) if best else fits[0]
-            held.append(pool.allocate_run(n, "x", "best-fit" if best else "first-fit"))
+            held.append(allocate_run(pool, n, "x", "best-fit" if best else "first-fit"))
             assert held[-1] == list(range(want, want + n))
     assert sorted(pool.free_ids()) == [
         b for b in range(1, num_blocks) if b not in {b for ids in held for b in ids}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cbviz import events as ev
-from cbviz.config import DISCIPLINES, ConfigError, EngineConfig
+from cbviz.config import ConfigError, EngineConfig
+from cbviz.disciplines import DISCIPLINES
 from cbviz.messages import RequestSpec
 from cbviz.session import Session
 from cbviz.trace.trace import Trace

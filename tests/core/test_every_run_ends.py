@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from cbviz.config import ConfigError
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from cbviz.engine.progress import PATIENCE_STEPS, patience
 from cbviz.session import Session
 from tests.strategies import Drawn, draw
@@ -36,7 +37,7 @@ def outcome(drawn: Drawn) -> tuple[str, int]:
     def look(s: Session) -> None:
         if (
             s.engine._stalled > PATIENCE_STEPS // 2
-            and s.engine._stalled > (most := patience(s.engine.scheduler)) / 2
+            and s.engine._stalled > (most := patience(s.engine.scheduler.state)) / 2
         ):
             late.append(f"step {s.engine.step_count}: {s.engine._stalled} steps of {most}")
 
@@ -49,7 +50,7 @@ def outcome(drawn: Drawn) -> tuple[str, int]:
         if how != "ended":
             return "stuck: " + how, len(s.trace)
         assert not late, late[-1]
-        pool = s.engine.scheduler.pool
+        pool = s.engine.scheduler.state.pool
         assert (
             all(r.finished or r.status == "refused" for r in s.state().by_index)
             and pool.num_free == pool.num_blocks - 1

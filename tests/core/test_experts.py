@@ -47,16 +47,16 @@ def test_a_mirror_follows(seed: int) -> None:
     )
     seen = False
     for _ in steps(c, engine, trace, mirror=mirror):
-        seen |= bool(engine.scheduler.routed)
+        seen |= bool(engine.scheduler.state.routed)
         restored = make_engine(c.config)
         restored.scheduler.restore(
-            json.loads(json.dumps(engine.scheduler.snapshot())),
+            json.loads(json.dumps(engine.scheduler.state.snapshot())),
             {x.request_id: x for x in c.specs} | {x.request_id: x for r in trace for x in r.arrivals},
         )
-        assert restored.scheduler.routed == engine.scheduler.routed
+        assert restored.scheduler.state.routed == engine.scheduler.state.routed
     finish(engine, trace, c)
     assert seen and all(
-        name.startswith("s ") for name in engine.scheduler.routed
+        name.startswith("s ") for name in engine.scheduler.state.routed
     )  # requests without a session are forgotten with their end
 
 
@@ -107,13 +107,13 @@ def test_views_tell_shares() -> None:
         ]
     )
     engine.step()
-    (one,) = engine.scheduler.running
+    (one,) = engine.scheduler.state.running
     assert one.view.expert_use == one.view.batch_expert_use
     assert all(abs(sum(row) - 1) < 1e-9 for row in one.view.expert_use) and len(one.view.expert_use) == LAYERS
     engine.step()
     engine.step()
     assert (
-        engine.scheduler.requests["a2"].view.expert_use == one.view.expert_use
+        engine.scheduler.state.requests["a2"].view.expert_use == one.view.expert_use
     )  # of its session, before it has computed anything
 
 
@@ -126,5 +126,5 @@ def test_without_experts_it_is_first_come_first_served() -> None:
         runs.append(
             [[(x.request_id, x.start, x.num_tokens) for x in r.chunks] for r in iter(engine.step, None)]
         )
-        assert "routed" not in engine.scheduler.snapshot()
+        assert "routed" not in engine.scheduler.state.snapshot()
     assert runs[0] == runs[1]

@@ -9,8 +9,9 @@ import random
 import tracemalloc
 
 import cbviz as cb
-from cbviz.core.block_pool import LONG_LIST, BlockPool, ids_of, runs_of
-from cbviz.core.swap import HostPool
+from cbviz.core.kv.block_pool import BlockPool
+from cbviz.core.kv.runs import LONG_LIST, ids_of, runs_of
+from cbviz.core.kv.swap import HostPool
 from cbviz.events import Allocated
 from cbviz.messages import RequestSpec
 from cbviz.trace.state import FIRST_BLOCKS, State
@@ -57,7 +58,7 @@ def test_a_pool_and_a_state_take_few_bytes_a_block() -> None:
 
 def test_a_state_makes_room_for_the_blocks_that_are_used() -> None:
     s = cb.Session([RequestSpec("a", (5,) * 40, 8)], runner="sim", num_blocks=FIRST_BLOCKS + 50)
-    engine = s.engine.scheduler.pool
+    engine = s.engine.scheduler.state.pool
     engine.allocate(FIRST_BLOCKS + 20, "somebody")
     s.run()
     state = s.trace.state()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cbviz import events as ev
-from cbviz.core.policy import POLICIES, LongestPrefix
+from cbviz.core.policies import LongestPrefix
+from cbviz.core.policy import POLICIES
 from cbviz.messages import RequestSpec
 from tests.core.byhand import admitted, byhand, found, plan, run, spec
 from tests.core.fuzz import play
@@ -203,5 +204,5 @@ def test_served_tokens_are_taken_back_with_the_step() -> None:
     for r in t:
         for x in r.chunks:
             computed[x.request_id] = computed.get(x.request_id, 0) + x.num_tokens
-    assert engine.scheduler.served == {"A": computed["a"], "B": computed["b"], "": computed["c"]}
+    assert engine.scheduler.state.served == {"A": computed["a"], "B": computed["b"], "": computed["c"]}
     assert sum(r.tokens.recomputed for r in t) > 0

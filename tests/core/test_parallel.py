@@ -173,7 +173,7 @@ def test_abort_ends_all_sequences() -> None:
     s.step()
     assert {s.request(i).finish_reason for i in ("a", "a.2")} == {"abort"}
     s.run()
-    assert s.engine.scheduler.pool.num_free == 39 and s.request("b").finish_reason == "length"
+    assert s.engine.scheduler.state.pool.num_free == 39 and s.request("b").finish_reason == "length"
 
 
 def test_a_parent_that_ended_is_aborted_with_its_children() -> None:
@@ -189,7 +189,7 @@ def test_a_parent_that_ended_is_aborted_with_its_children() -> None:
     )
     while not s.done and (not len(s.trace) or s.request("a").status != "finished"):
         s.step()
-    assert s.engine.scheduler.requests["a.1"].status is Status.RUNNING
+    assert s.engine.scheduler.state.requests["a.1"].status is Status.RUNNING
     s.abort("a")
     s.step()
     assert s.request("a.1").finish_reason == "abort"

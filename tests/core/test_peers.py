@@ -11,8 +11,9 @@ from __future__ import annotations
 import pytest
 
 from cbviz import events as ev
-from cbviz.config import DISCIPLINES
-from cbviz.core.scheduler import INIT_NEW_TOKEN_RATIO, MIN_NEW_TOKEN_RATIO, NEW_TOKEN_RATIO_DECAY
+from cbviz.core.estimate import MIN_NEW_TOKEN_RATIO, NEW_TOKEN_RATIO_DECAY
+from cbviz.core.plain import INIT_NEW_TOKEN_RATIO
+from cbviz.disciplines import DISCIPLINES
 from cbviz.trace.metrics import metrics
 from cbviz.trace.trace import Trace
 from tests.core.byhand import admitted, byhand, finish_steps, found, plan, run, spec, waits

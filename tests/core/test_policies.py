@@ -13,7 +13,8 @@ import pytest
 import cbviz as cb
 from cbviz import events as ev
 from cbviz.config import ConfigError
-from cbviz.core.policy import POLICIES, VICTIMS, Policy, PolicyError, check_victim, get_policy
+from cbviz.core.policy import POLICIES, VICTIMS, check_victim, get_policy
+from cbviz.core.ranking import Policy, PolicyError
 from cbviz.core.request import Request
 from cbviz.messages import RequestSpec
 from cbviz.trace.trace import Trace
@@ -206,14 +207,14 @@ def test_a_running_engine_takes_the_new_text_of_its_cell() -> None:
     engine.enqueue(QUEUE)
     for _ in range(5):
         engine.step()
-    assert [r.request_id for r in engine.scheduler.waiting] == ["b", "c", "d", "e"]
+    assert [r.request_id for r in engine.scheduler.state.waiting] == ["b", "c", "d", "e"]
 
     @cb.policy
     def mine(r: Any, now: float) -> int:  # noqa: F811
         return -r.seq
 
     engine.step()
-    assert [r.request_id for r in engine.scheduler.waiting] == ["e", "d", "c", "b"]
+    assert [r.request_id for r in engine.scheduler.state.waiting] == ["e", "d", "c", "b"]
 
 
 def bad_raise(r: Any, now: float) -> float:
@@ -331,7 +332,7 @@ def test_ranks_that_stop_comparing_in_the_middle_of_a_run() -> None:
     engine.configure(policy="fcfs")  # the way out
     while engine.step() is not None:
         pass
-    assert engine.scheduler.num_finished == 5
+    assert engine.scheduler.state.num_finished == 5
 
 
 def test_victims_whose_ranks_do_not_compare() -> None:
@@ -366,7 +367,7 @@ def test_victims_whose_ranks_do_not_compare() -> None:
 
     with pytest.raises(PolicyError, match="policy late: its ranks of running requests don't compare"):
         go_on()
-    assert engine.scheduler.running
+    assert engine.scheduler.state.running
 
 
 def test_unknown_names() -> None:

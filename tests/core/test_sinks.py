@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
-from cbviz.core.block_pool import BlockPool
 from cbviz.core.check import check
-from cbviz.core.kv_manager import KVManager
+from cbviz.core.kv.block_pool import BlockPool
+from cbviz.core.kv.kv_manager import KVManager
 from cbviz.core.request import Request
 from cbviz.core.scheduler import Scheduler
 from cbviz.messages import RequestSpec

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import cbviz as cb
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
-from cbviz.core.scheduler import NO_DRAFT, RunnerOutputError, Scheduler
+from cbviz.core.outputs import RunnerOutputError
+from cbviz.core.running import NO_DRAFT
+from cbviz.core.scheduler import Scheduler
 from cbviz.core.speculative import PROPOSERS, ProposerError, ngram
 from cbviz.messages import RequestSpec, RunnerOutput, Sampling
 from cbviz.runners.tape import TapeRunner
@@ -357,7 +359,7 @@ def test_stop_ids_cut_accepted_drafts() -> None:
     s.update(plan, RunnerOutput({"r": [7, 8, 9, 10]}, draft_ids={"r": [1, 2, 3]}))
     sampled = next(e for e in s.drain() if isinstance(e, ev.Sampled) and e.num_rejected)
     assert (sampled.token_ids, sampled.num_rejected) == ([7, 8], 1)
-    assert s.tokens.rejected == 1 and s.tokens.useful == 3 and not s.requests
+    assert s.it.tokens.rejected == 1 and s.it.tokens.useful == 3 and not s.state.requests
 
 
 def test_vllms_padding_rule() -> None:

@@ -119,11 +119,11 @@ def test_who_was_admitted_starts_counting_anew() -> None:
     engine.enqueue(STREAM)
     while engine.step_count < 60:
         engine.step()
-    assert engine.scheduler.requests["L"].num_overtaken == 30
+    assert engine.scheduler.state.requests["L"].num_overtaken == 30
     engine.configure(policy="fcfs")
-    while "L" not in [r.request_id for r in engine.scheduler.running]:
+    while "L" not in [r.request_id for r in engine.scheduler.state.running]:
         engine.step()
-    assert engine.scheduler.requests["L"].num_overtaken == 0
+    assert engine.scheduler.state.requests["L"].num_overtaken == 0
 
 
 # nothing will ever happen again -----------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_policy_that_admits_nobody() -> None:
     assert not engine.stuck
     while engine.step() is not None:
         pass
-    assert engine.scheduler.num_finished == 3
+    assert engine.scheduler.state.num_finished == 3
 
 
 def test_a_policy_may_count_steps_before_it_admits() -> None:

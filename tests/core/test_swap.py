@@ -11,7 +11,7 @@ import pytest
 
 from cbviz import events as ev
 from cbviz.config import ConfigError, EngineConfig
-from cbviz.core.swap import HostPool
+from cbviz.core.kv.swap import HostPool
 from cbviz.messages import SchedulerOutput
 from cbviz.session import Session
 from cbviz.trace.accounting import check_trace

@@ -11,7 +11,8 @@ import pytest
 
 import cbviz as cb
 from cbviz import events as ev
-from cbviz.core.policy import POLICIES, Policy, PolicyError, get_policy
+from cbviz.core.policy import POLICIES, get_policy
+from cbviz.core.ranking import Policy, PolicyError
 from cbviz.engine.engine import Engine
 from tests.core.byhand import admitted, byhand, found, run, spec
 from tests.core.fuzz import make_engine
@@ -113,7 +114,7 @@ def test_an_exception_names_the_request_and_leaves_the_state() -> None:
         return float(r.seq)
 
     to_the_end(engine)
-    assert engine.scheduler.num_finished == 5
+    assert engine.scheduler.state.num_finished == 5
 
 
 def test_an_exception_in_the_middle_of_admitting_takes_back_who_was_admitted() -> None:
@@ -130,7 +131,7 @@ def test_an_exception_in_the_middle_of_admitting_takes_back_who_was_admitted() -
     before = engine.snapshot()
     with pytest.raises(PolicyError, match="policy Half failed in admit on request c: LookupError: no c"):
         engine.step()  # b had been admitted
-    assert engine.snapshot() == before and [r.request_id for r in engine.scheduler.running] == ["a"]
+    assert engine.snapshot() == before and [r.request_id for r in engine.scheduler.state.running] == ["a"]
     engine.configure(policy="fcfs")
     to_the_end(engine)
 
@@ -145,7 +146,9 @@ def test_an_exception_while_somebody_must_lose() -> None:
 
     engine = make_engine(byhand([], policy="Shy", num_blocks=11, max_model_len=40).config)
     engine.enqueue([spec("a", 8, 30), spec("b", 8, 30)])
-    while engine.scheduler.pool.num_free or any(len(r.token_ids) % 4 != 1 for r in engine.scheduler.running):
+    while engine.scheduler.state.pool.num_free or any(
+        len(r.token_ids) % 4 != 1 for r in engine.scheduler.state.running
+    ):
         engine.step()  # until both need a block and none is free
     before = engine.snapshot()
     with pytest.raises(PolicyError, match="policy Shy failed on request b: RuntimeError: not me"):

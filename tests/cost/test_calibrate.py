@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cbviz.config import DeviceSpec
 from cbviz.cost import calibrate
+from cbviz.specs import DeviceSpec
 
 
 def test_measured_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cbviz.config import ConfigError, EngineConfig, ModelSpec
+from cbviz.config import ConfigError, EngineConfig
 from cbviz.cost import devices, models
+from cbviz.specs import ModelSpec
 
 DATA = Path(os.environ.get("CBVIZ_DATA", Path(__file__).parents[2] / "../shared/data"))
 needs_data = pytest.mark.skipif(

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from cbviz.config import ConfigError, DeviceSpec, ModelSpec
+from cbviz.config import ConfigError
 from cbviz.cost import devices, make, models
 from cbviz.cost.roofline import Roofline, count, price_batch, windowed_pairs
 from cbviz.messages import Chunk, Sampling, SchedulerOutput
+from cbviz.specs import DeviceSpec, ModelSpec
 
 TINY = ModelSpec("tiny", 3, 8, 2, 1, 4, 16, 32, 64)
 LINEAR = 3 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16)

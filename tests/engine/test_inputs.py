@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from cbviz import events as ev
 from cbviz.config import ConfigError
-from cbviz.core.policy import POLICIES, Policy, PolicyError
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy, PolicyError
 from cbviz.core.speculative import PROPOSERS, Proposer, ProposerError
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestError, RequestSpec, StepRecord
@@ -76,7 +77,7 @@ def test_a_failing_policy_is_replaced_while_a_request_waits_to_arrive() -> None:
     engine.configure(policy="sjf")
     record = engine.step()
     assert kinds(record)[:3] == ["Configured", "Configured", "Arrived"]
-    assert engine.config.policy == "sjf" and "c" in engine.scheduler.requests
+    assert engine.config.policy == "sjf" and "c" in engine.scheduler.state.requests
     assert record is not None and [i["op"] for i in record.inputs] == ["configure", "add", "configure"]
 
 
@@ -92,7 +93,7 @@ def test_an_abort_gets_through_though_the_policy_fails_on_that_request(failing: 
         engine.step()
     engine.abort("b")
     engine.step()
-    assert list(engine.scheduler.requests) == ["a", "c"]
+    assert list(engine.scheduler.state.requests) == ["a", "c"]
 
 
 def test_a_request_that_cannot_be_ranked_can_be_taken_back(failing: Failing) -> None:
@@ -111,7 +112,7 @@ def test_a_request_that_cannot_be_ranked_can_be_taken_back(failing: Failing) -> 
     assert record is not None
     about_c = [e for e in record.events if getattr(e, "request_id", "") == "c"]
     assert [type(e) for e in about_c] == [ev.Arrived, ev.Finished]
-    assert list(engine.scheduler.requests) == ["a", "b", "d"]
+    assert list(engine.scheduler.state.requests) == ["a", "b", "d"]
 
 
 def test_a_failing_proposer_is_replaced_while_requests_wait_to_arrive() -> None:
@@ -122,7 +123,7 @@ def test_a_failing_proposer_is_replaced_while_requests_wait_to_arrive() -> None:
         engine.step()
     engine.configure(speculative="off")
     engine.step()
-    assert engine.config.speculative == "off" and "c" in engine.scheduler.requests
+    assert engine.config.speculative == "off" and "c" in engine.scheduler.state.requests
 
 
 @pytest.mark.parametrize("knob", ["policy", "speculative"])
@@ -153,7 +154,7 @@ def test_bad_inputs_are_refused_at_once_and_leave_the_others() -> None:
     engine.abort("nobody")
     engine.configure(max_num_seqs=3)
     engine.step()
-    assert engine.config.max_num_seqs == 3 and set(engine.scheduler.requests) == {"a", "b", "c"}
+    assert engine.config.max_num_seqs == 3 and set(engine.scheduler.state.requests) == {"a", "b", "c"}
 
 
 def draws(rng: random.Random, c: Case, n: int) -> list[tuple[str, Any]]:
@@ -259,4 +260,4 @@ def test_failing_inputs_leave_the_others_in_force(seed: int) -> None:
                 )
         assert decided(engine.step()) == decided(twin.step())
         assert engine.config == twin.config
-        assert list(engine.scheduler.requests) == list(twin.scheduler.requests)
+        assert list(engine.scheduler.state.requests) == list(twin.scheduler.state.requests)

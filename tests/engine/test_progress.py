@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import cbviz as cb
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core import scheduler
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from cbviz.core.request import Status
-from cbviz.core.scheduler import Scheduler
 from cbviz.engine.progress import PATIENCE_STEPS, patience
 from cbviz.session import Session, Stuck
 from tests.core.byhand import spec
@@ -70,7 +71,7 @@ def test_a_run_in_which_nobody_gets_further_is_stuck() -> None:
         and "lost their blocks" in s.engine.stuck
         and "Choose another victim rule or policy" in s.engine.stuck
     )
-    assert s.engine._stalled == patience(s.engine.scheduler) + 1 > PATIENCE_STEPS
+    assert s.engine._stalled == patience(s.engine.scheduler.state) + 1 > PATIENCE_STEPS
     reach = [max((c.start + c.num_tokens for c in r.chunks), default=0) for r in s.trace]
     assert max(reach[-s.engine._stalled :]) <= max(reach[: -s.engine._stalled])
 
@@ -127,7 +128,7 @@ def test_a_snapshot_holds_the_count() -> None:
 def test_a_running_request_that_gets_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     s = Session([spec("a", 8, 4)], runner="sim", max_num_batched_tokens=64)
     s.step()
-    monkeypatch.setattr(Scheduler, "_run", lambda self, plan, order: None)
+    monkeypatch.setattr(scheduler, "run", lambda state, it, order: None)
     with pytest.raises(
         Stuck,
         match=r"a runs and gets no tokens\. No token was computed in these steps\. The budget is 64 tokens a step .max_num_batched_tokens.: raise it, choose another discipline or policy, or abort a",
@@ -142,15 +143,15 @@ def test_requests_that_lost_their_blocks_are_not_said_to_compute_where_nothing_i
     to do what it does; a snapshot says the same.
     """
     s = turns()
-    while not any(r.num_preemptions for r in s.engine.scheduler.requests.values()):
+    while not any(r.num_preemptions for r in s.engine.scheduler.state.requests.values()):
         s.step()
-    monkeypatch.setattr(Scheduler, "_run", lambda self, plan, order: None)
-    monkeypatch.setattr(Scheduler, "_admit", lambda self, *_: None)
+    monkeypatch.setattr(scheduler, "run", lambda state, it, order: None)
+    monkeypatch.setattr(scheduler, "admit", lambda state, it: None)
     with pytest.raises(Stuck) as stuck:
         s.run(max_steps=3000)
     said = str(stuck.value)
     assert "compute" not in said.replace("No token was computed in these steps", "")
-    state = {r.request_id: r.status for r in s.engine.scheduler.requests.values()}
+    state = {r.request_id: r.status for r in s.engine.scheduler.state.requests.values()}
     (out,) = [i for i, status in state.items() if status is Status.PREEMPTED]
     (inside,) = [i for i, status in state.items() if status is Status.RUNNING]
     assert f"{inside} runs and gets no tokens and {out} lost its blocks and is not let in again." in said

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from cbviz.core.check import check
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from cbviz.engine.engine import Engine
 from cbviz.trace.trace import Trace
 from tests.core.fuzz import (
@@ -111,7 +112,7 @@ def resume(c: Case) -> None:
         held = len(
             {
                 b
-                for r in first.scheduler.requests.values()
+                for r in first.scheduler.state.requests.values()
                 for b in r.block_ids[: -(-r.num_computed_tokens // c.config.block_size)]
                 if b
             }

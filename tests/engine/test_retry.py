@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbviz.core.check import check
-from cbviz.core.policy import PolicyError
+from cbviz.core.ranking import PolicyError
 from cbviz.core.speculative import ProposerError
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestSpec, StepRecord
@@ -69,7 +69,7 @@ def twins(c: Case, seed: int, trouble: Trouble, chance: float) -> int:
         assert lines([record]) == lines([expected])
         assert written(rough) == written(smooth)
         mirror.apply(msgspec.json.decode(msgspec.json.encode(record), type=StepRecord))
-        assert list(mirror.scheduler.requests) == list(rough.scheduler.requests)
+        assert list(mirror.scheduler.state.requests) == list(rough.scheduler.state.requests)
         assert mirror.digest() == rough.digest()
     return failed
 
@@ -152,7 +152,7 @@ def test_requests_come_back_in_their_order(change: Callable[[Case], None]) -> No
     change(c)
     rough, smooth = one_failing_step(c, 4)
     assert written(rough) == written(smooth)
-    assert rough.scheduler.num_finished in (3, 6)
+    assert rough.scheduler.state.num_finished in (3, 6)
 
 
 def test_the_digest_tells_the_order_of_requests() -> None:
@@ -163,6 +163,6 @@ def test_the_digest_tells_the_order_of_requests() -> None:
     one, other = engine_for(c, 1), engine_for(c, 1)
     one.step()
     other.step()
-    other.scheduler.requests = dict(reversed(other.scheduler.requests.items()))
+    other.scheduler.state.requests = dict(reversed(other.scheduler.state.requests.items()))
     assert one.digest() != other.digest()
     assert one.digest(form=1) == other.digest(form=1)

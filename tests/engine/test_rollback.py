@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from cbviz.core.check import check
-from cbviz.core.policy import POLICIES, Policy, PolicyError
-from cbviz.core.scheduler import RunnerOutputError
+from cbviz.core.outputs import RunnerOutputError
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy, PolicyError
 from cbviz.engine import interrupts
 from cbviz.engine.engine import Engine
 from cbviz.messages import RequestSpec, RunnerOutput, SchedulerOutput
@@ -32,7 +33,7 @@ def picture(engine: Engine) -> dict[str, Any]:
 
     The order of dictionaries counts where it decides something (`by_hash`, `evictions`).
     """
-    s = engine.scheduler
+    s = engine.scheduler.state
     return {
         "digest": engine.digest(),
         "snapshot": engine.snapshot(),
@@ -251,7 +252,7 @@ def test_blocks_of_a_victim_that_was_no_victim(caching: bool) -> None:
         judge(engine, trace, engine.step())
     with pytest.raises(Fault):
         engine.step()
-    held = {b for r in engine.scheduler.running for b in r.block_ids}
+    held = {b for r in engine.scheduler.state.running for b in r.block_ids}
     assert engine.runner.damaged_blocks() & held
     check(engine.scheduler)
     engine.abort("old")  # now nobody is preempted: "young" goes on with its old blocks
@@ -291,7 +292,7 @@ def test_a_damaged_block_is_never_read() -> None:
     trace = make_trace(c.config)
     engine.enqueue(c.specs)
     judge(engine, trace, engine.step())
-    cached = {b for b in range(1, 7) if engine.scheduler.pool.block_hash[b] is not None}
+    cached = {b for b in range(1, 7) if engine.scheduler.state.pool.block_hash[b] is not None}
     assert len(cached) == 4
     before = picture(engine)
     with pytest.raises(Fault):
@@ -377,10 +378,13 @@ def test_interrupts_at_any_moment() -> None:
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
                 assert engine.step_count in (n, n + 1)
-                assert not engine.scheduler.journal
+                assert not engine.scheduler.state.journal
                 check(engine.scheduler)
             assert engine.step_count == len(smooth)
-            assert engine.scheduler.pool.snapshot()["free"] == play(c)[0].scheduler.pool.snapshot()["free"]
+            assert (
+                engine.scheduler.state.pool.snapshot()["free"]
+                == play(c)[0].scheduler.state.pool.snapshot()["free"]
+            )
     finally:
         signal.signal(signal.SIGALRM, old)
     assert landed

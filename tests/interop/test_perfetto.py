@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from cbviz.config import DISCIPLINES
+from cbviz.disciplines import DISCIPLINES
 from cbviz.interop.perfetto import ENGINE, REQUESTS, to_perfetto
 from cbviz.trace import Trace
 from tests.golden import golden

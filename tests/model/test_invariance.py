@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbviz import views
-from cbviz.config import DISCIPLINES, ConfigError, EngineConfig
+from cbviz.config import ConfigError, EngineConfig
 from cbviz.core.check import check
+from cbviz.disciplines import DISCIPLINES
 from cbviz.messages import RequestSpec, Sampling
 from cbviz.model import cpu_ops, native, ops
 from cbviz.model.divergence import by_row

@@ -117,7 +117,7 @@ def checked(s: Session) -> None:
     while s.step() is not None:
         check(s.engine.scheduler)
     check_trace(s.trace)
-    assert s.engine.scheduler.pool.num_free == s.config.num_usable_blocks
+    assert s.engine.scheduler.state.pool.num_free == s.config.num_usable_blocks
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -182,7 +182,7 @@ def test_the_same_where_beams_lose_their_blocks(
     for rid in ("a", "b"):
         assert s.outputs(rid) == expected(PROMPTS[rid], how, eos if rid == "a" else [])[0]
     assert s.request("c").finish_reason == "abort" and s.request("x").finish_reason == "length"
-    assert s.engine.scheduler.pool.num_free == 27
+    assert s.engine.scheduler.state.pool.num_free == 27
     lost = {e.request_id for r in s.trace for e in r.events if isinstance(e, ev.Preempted)}
     assert lost & {"a", "a.1", "a.2", "b", "b.1", "b.2"}
     outputs, digest = {i: s.request(i).output_token_ids for i in s.request_ids}, s.digest()

@@ -82,7 +82,7 @@ def dense(
 
 def play(s: cb.Session, abort: str = "", at: int = 0) -> None:
     while not s.done:
-        if abort and s.engine.scheduler.step == at and abort in s.engine.scheduler.requests:
+        if abort and s.engine.scheduler.step == at and abort in s.engine.scheduler.state.requests:
             s.abort(abort)
         if s.step() is None:
             break

@@ -175,7 +175,7 @@ def test_tokens_are_those_of_the_uninterrupted_run(
     asked = requests(seed)
     s = session(model, asked, num_blocks=blocks, policy=policy, max_model_len=40)
     while not s.done:
-        if s.engine.scheduler.step == at and f"r{abort}" in s.engine.scheduler.requests:
+        if s.engine.scheduler.step == at and f"r{abort}" in s.engine.scheduler.state.requests:
             s.abort(f"r{abort}")
         if s.step() is None:
             break

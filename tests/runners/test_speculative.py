@@ -69,7 +69,7 @@ def run(
     engine.enqueue(specs)
     records, outputs = [], {}
     for step in range(1, 2000):
-        if step in aborts and aborts[step] in engine.scheduler.requests:
+        if step in aborts and aborts[step] in engine.scheduler.state.requests:
             engine.abort(aborts[step])
         record = engine.step()
         if record is None:
@@ -77,7 +77,7 @@ def run(
         check(engine.scheduler)
         check_record(record)
         records.append(record)
-        for r in engine.scheduler.requests.values():
+        for r in engine.scheduler.state.requests.values():
             outputs[r.request_id] = list(r.output_token_ids)
             for p, h in enumerate(chain_all(r.token_ids[: r.num_computed_tokens])):
                 b = r.block_ids[p // config.block_size] if r.block_ids else 0

@@ -74,7 +74,7 @@ def test_the_words_of_a_run_that_many_threads_change_are_those_of_one_thread(see
     if failed:
         raise failed[0]
 
-    if not s.engine.scheduler.running:  # it has come to its end: back to its fullest step
+    if not s.engine.scheduler.state.running:  # it has come to its end: back to its fullest step
         s.rewind(max(s.trace, key=lambda r: r.gauges.num_running).step)
     check(s.engine.scheduler)
     same(s.trace.state(), s.engine.scheduler)

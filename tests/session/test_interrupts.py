@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 
 import cbviz as cb
-from cbviz.config import DeviceSpec
 from cbviz.core.check import check
-from cbviz.core.policy import POLICIES, Policy
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy
 from cbviz.cost import calibrate
 from cbviz.engine import interrupts
 from cbviz.messages import RequestSpec
 from cbviz.runners.sim import SimRunner
 from cbviz.session import Session
+from cbviz.specs import DeviceSpec
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.trace import load
 from tests.core.fuzz import LedgerRunner, same

@@ -11,8 +11,9 @@ import pytest
 
 import cbviz as cb
 from cbviz import events as ev
-from cbviz.config import DISCIPLINES, ConfigError
+from cbviz.config import ConfigError
 from cbviz.core.check import check
+from cbviz.disciplines import DISCIPLINES
 from cbviz.session import Session
 from cbviz.trace.accounting import check_trace
 
@@ -100,7 +101,7 @@ def test_the_smallest_pool_moves_what_lies_beyond_its_end() -> None:
     resized = next(e for e in f.trace[at].events if isinstance(e, ev.Resized))
     assert resized.moved and all(a >= resized.num_blocks > b for a, b in resized.moved)
     to = dict(resized.moved)
-    for r in f.engine.scheduler.running:
+    for r in f.engine.scheduler.state.running:
         before = tables[r.request_id]
         assert r.block_ids[: len(before)] == [to.get(b, b) for b in before]
     as_the_engine(f)

@@ -16,7 +16,8 @@ import cbviz as cb
 from cbviz import events as ev
 from cbviz.config import ConfigError
 from cbviz.core.check import check
-from cbviz.core.policy import POLICIES, Policy, PolicyError
+from cbviz.core.policy import POLICIES
+from cbviz.core.ranking import Policy, PolicyError
 from cbviz.core.replay import ReplayError
 from cbviz.cost import models
 from cbviz.messages import RequestError, RequestSpec, RunnerOutput, SchedulerOutput
@@ -404,7 +405,7 @@ def test_abort_in_any_state() -> None:
     s.run()
     consistent(s)
     check_trace(s.trace)
-    assert s.engine.scheduler.pool.num_free == 16
+    assert s.engine.scheduler.state.pool.num_free == 16
 
 
 def test_a_request_aborted_before_it_arrives_leaves_the_others() -> None:

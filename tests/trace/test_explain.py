@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -541,22 +542,30 @@ def documented(kind: type, after: str = "`reason`") -> set[str]:
     return set(re.findall(r"`([a-z_-]+)`", text))
 
 
-def written(*methods: str) -> set[str]:
-    """Texts that the scheduler hands to these methods as a reason, read from its source."""
+def written(*callables: str) -> set[str]:
+    """Texts that the control plane hands to these calls, read from its source."""
     import ast
-    import inspect
 
-    from cbviz.core import scheduler
+    import cbviz.core
 
     found = set()
-    for node in ast.walk(ast.parse(inspect.getsource(scheduler))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
-            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    for path in Path(cbviz.core.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and _name(node.func) in callables:
+                found |= {
+                    a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)
+                }
     return found
 
 
+def _name(f: object) -> str:
+    import ast
+
+    return f.attr if isinstance(f, ast.Attribute) else f.id if isinstance(f, ast.Name) else ""
+
+
 def test_every_reason_to_wait_has_words_of_its_own() -> None:
-    reasons = documented(ev.NotAdmitted) | written("_wait")
+    reasons = documented(ev.NotAdmitted) | written("wait", "Wait", "lacks")
     assert {
         "seats",
         "blocks",
@@ -588,7 +597,7 @@ def test_every_event_alone_has_words() -> None:
     """A cursor inside a step can tell each event: of the golden run, of real runs of all disciplines, and of
     every type that there is.
     """
-    from cbviz.config import DISCIPLINES
+    from cbviz.disciplines import DISCIPLINES
     from cbviz.trace.explain import explain_event
     from tests.runs import run as simulate
 

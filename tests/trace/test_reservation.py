@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from cbviz.config import DISCIPLINES
+from cbviz.disciplines import DISCIPLINES
 from cbviz.trace import Trace
 from cbviz.trace.accounting import SLOT_PARTS, TIME_PARTS, TOKEN_PARTS, summary
 from cbviz.trace.reservation import ASSUMPTIONS, PARTS, SCHEMES, Buddy, FirstFit, Held, reservation

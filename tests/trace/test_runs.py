@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cbviz.config import DISCIPLINES
 from cbviz.core.policy import POLICIES
+from cbviz.disciplines import DISCIPLINES
 from cbviz.trace import compare, explain, load, metrics
 from cbviz.trace.accounting import check_trace
 from cbviz.trace.state import CODE

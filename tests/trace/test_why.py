@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cbviz import events as ev
-from cbviz.config import DISCIPLINES
+from cbviz.disciplines import DISCIPLINES
 from cbviz.trace.trace import Cursor
 from cbviz.trace.why import _hits, why_block, why_chunk, why_missed, why_preempted, why_waiting
 from tests.golden import NUM_STEPS, golden

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cbviz.bench.techniques import Check, Context, Row, counted, measured
-from cbviz.config import kv_bytes_per_element
+from cbviz.specs import kv_bytes_per_element
 
 KINDS = ("float16", "int8", "int4")
 

@@ -18,15 +18,13 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
+from cbviz.core.kv.runs import LONG_LIST, ids_of, runs_of
+
 NULL_BLOCK = 0
-LONG_LIST = 65_536
-"""Free lists of larger pools stand in a snapshot as runs of neighbours: a list of millions at every keyframe
-would fill the memory.
-"""
 ROOT = sha256(b"cbviz kv block v1").digest()
 """Parent of every first block. Fixed, so hashes are equal from run to run."""
 
@@ -143,31 +141,11 @@ class BlockPool:
             ids.append(b)
         return ids, evicted
 
-    def free_runs(self) -> list[tuple[int, int]]:
-        """Runs of free blocks by address, as (first block, length). O(num_blocks)."""
-        out: list[tuple[int, int]] = []
-        first = 0
-        for b, n in enumerate(self.ref_count):
-            if n == 0:
-                first = first or b
-            elif first:
-                out.append((first, b - first))
-                first = 0
-        return [*out, (first, self.num_blocks - first)] if first else out
-
-    def allocate_run(self, n: int, owner: str, fit: str) -> list[int]:
-        """Takes `n` blocks that lie side by side: from the first run of free ones that is long enough, or
-        (`best-fit`) from the shortest such run.
-
-        The caller has checked that there is one. Only for pools without caching: no block may carry a hash.
-        """
-        runs = [(first, length) for first, length in self.free_runs() if length >= n]
-        first, _ = min(runs, key=lambda x: (x[1], x[0])) if fit == "best-fit" else runs[0]
-        for b in range(first, first + n):
-            self.undo.append((self._undo_take, (b, self.last_owner[b], *self._unlink(b))))
-            self.ref_count[b] = 1
-            self.last_owner[b] = owner
-        return list(range(first, first + n))
+    def take(self, b: int, owner: str) -> None:
+        """Takes one free block out of the middle of the free list. It carries no hash."""
+        self.undo.append((self._undo_take, (b, self.last_owner[b], *self._unlink(b))))
+        self.ref_count[b] = 1
+        self.last_owner[b] = owner
 
     def _undo_take(self, b: int, owner: str, p: int, n: int) -> None:
         self.ref_count[b] = 0
@@ -371,30 +349,6 @@ class BlockPool:
         for b in data["free"] if "free" in data else ids_of(data["free_runs"]):
             self._insert(b, self._prev[NULL_BLOCK])
         self.undo.clear()
-
-
-def runs_of(ids: Sequence[int]) -> list[list[int]]:
-    """Ids as runs of neighbours, each [first, last]; a run may count down.
-
-    >>> runs_of([4, 5, 6, 9, 3, 2, 1])
-    [[4, 6], [9, 9], [3, 1]]
-    """
-    out: list[list[int]] = []
-    step = 0
-    for b in ids:
-        if out and b - out[-1][1] in (1, -1) and step in (0, b - out[-1][1]):
-            step = b - out[-1][1]
-            out[-1][1] = b
-        else:
-            out.append([b, b])
-            step = 0
-    return out
-
-
-def ids_of(runs: Sequence[Sequence[int]]) -> Iterator[int]:
-    """The ids of `runs_of`, in order."""
-    for first, last in runs:
-        yield from range(first, last + 1) if last >= first else range(first, last - 1, -1)
 
 
 def _zeros(n: int) -> array[int]:

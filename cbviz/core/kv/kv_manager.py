@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.core.block_pool import NULL_BLOCK, ROOT, BlockPool, hash_block
+from cbviz.core.kv.block_pool import NULL_BLOCK, ROOT, BlockPool, hash_block
+from cbviz.core.kv.contiguous import allocate_run, free_runs
 from cbviz.core.request import Request
 from cbviz.events import AnyEvent
 
@@ -233,7 +234,7 @@ class KVManager:
         contiguous.
         """
         return (
-            (self.pool.allocate_run(n, owner, self.contiguous), [])
+            (allocate_run(self.pool, n, owner, self.contiguous), [])
             if self.contiguous
             else self.pool.allocate(n, owner)
         )
@@ -245,7 +246,7 @@ class KVManager:
         if not self.contiguous:
             return None
         need = self.blocks_for(num_tokens)
-        longest = max((length for _, length in self.pool.free_runs()), default=0)
+        longest = max((length for _, length in free_runs(self.pool)), default=0)
         return (need, longest) if need > longest else None
 
     def _cache_full(self, r: Request, full: int) -> None:

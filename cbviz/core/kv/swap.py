@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cbviz import events as ev
-from cbviz.core.block_pool import LONG_LIST, NULL_BLOCK, ids_of, runs_of
-from cbviz.core.kv_manager import KVManager
+from cbviz.core.kv.block_pool import NULL_BLOCK
+from cbviz.core.kv.kv_manager import KVManager
+from cbviz.core.kv.runs import LONG_LIST, ids_of, runs_of
 from cbviz.core.request import Request
 from cbviz.messages import SchedulerOutput
 
