@@ -31,7 +31,7 @@ from cbviz.app.inbox import Inbox
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.room import Room
 from cbviz.app.wire import Wire, inside_message, metrics_message, why_message
-from cbviz.app.writer import COPY, Writer, read
+from cbviz.app.writer import COPY, Writer, read, stopped_saving
 from cbviz.breakpoints import BreakpointError
 from cbviz.config import CONFIG_FIELDS, ConfigError
 from cbviz.engine import interrupts
@@ -384,6 +384,8 @@ class Player:
             self.settings = opening.settings_of(session)
         self.tell()
         self.controls()
+        if self.address:
+            self._warn_unsaved(session)
         self.debugger.tell()
         self.flush()
 
@@ -449,10 +451,16 @@ class Player:
 
     def _tell_autosave(self, s: Shown) -> None:
         """Autosave ended, or goes on again."""
-        problem = s.trace.autosave_problem
-        if problem:
-            self.notice(self.writer.without_folder(problem), bad=True)
+        self._warn_unsaved(s)
         self.controls()
+
+    def _warn_unsaved(self, s: Shown) -> None:
+        """A notice, if the steps of `s` are not written any more."""
+        stop = s.trace.autosave_stop
+        if stop is None:
+            return
+        text = stopped_saving(*stop) if self.address else s.trace.autosave_problem
+        self.notice(self.writer.without_folder(text), bad=True)
 
     async def _open_first(self) -> None:
         found = await self.writer.claim(self._asked_run)

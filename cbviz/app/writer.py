@@ -50,6 +50,15 @@ UNKNOWN = (
 )
 
 
+def stopped_saving(step: int, why: str) -> str:
+    """What a page says when its run is not written any more: what is safe, and what the user can do."""
+    safe = f"Steps 1 to {step:,} are saved" if step else "No step is saved"
+    return (
+        f"Saving stopped, because the server cannot write to the run's file ({why}). {safe}. The run goes on, "
+        "but a reload of this page loses what comes after. The button Save downloads the whole run."
+    )
+
+
 @dataclass
 class Found:
     """What a page's address leads to: the saved run to go on with, if any, and what the user must know.
@@ -146,8 +155,9 @@ class Writer:
         why = getattr(e, "strerror", None) or "no file can be written"
         self.p.notice(
             (
-                f"This run is not saved: {why[0].lower()}{why[1:]}. A reload of the page begins anew. The "
-                "button Save downloads the run."
+                "This run is not saved, because the server cannot make a file for it "
+                f"({why[0].lower()}{why[1:]}). A reload of the page begins anew. The button Save downloads "
+                "the run."
             ),
             bad=True,
         )

@@ -152,6 +152,8 @@ class Autosave:
         self.limit_bytes = default_limit() if limit_bytes is None else limit_bytes
         """The most bytes of the file, 0 for no limit."""
         self.problem = ""
+        self.reason = ""
+        """The cause alone, in a few words: for a page, which has a sentence of its own."""
         self._header = b""
         self._ends: array[int] = array("Q")
         """For each step in the file, the offset where it ends, its keyframe included."""
@@ -175,6 +177,7 @@ class Autosave:
         try:
             new._write_beside(trace)
         except OSError as e:
+            new.reason = _cause(e)
             new.problem = (
                 f"Autosave is off: {self.path} can't be written ({e.strerror or e}). The run goes on; save "
                 "it under another name to keep it."
@@ -292,6 +295,7 @@ class Autosave:
         return 0 < self.limit_bytes < num_bytes
 
     def _reached_limit(self, steps: int) -> None:
+        self.reason = f"it has reached its limit of {self.limit_bytes / 1e6:,.6g} MB"
         self.problem = (
             f"Autosave stopped after step {steps}: {self.path.name} has reached its limit of "
             f"{self.limit_bytes / 1e6:,.6g} MB. The run goes on. "
@@ -299,11 +303,18 @@ class Autosave:
         )
 
     def _failed(self, e: OSError) -> None:
+        self.reason = _cause(e)
         self.problem = (
             f"Autosave stopped after step {self.num_steps}: {self.path} can't be written "
             f"({e.strerror or e}). The run goes on, and the file keeps the steps "
             "before. Save the run under another name to keep all of it."
         )
+
+
+def _cause(e: OSError) -> str:
+    """The system's words for an error, as the middle of a sentence."""
+    words = e.strerror or str(e) or "no file can be written"
+    return words[0].lower() + words[1:]
 
 
 def write_text(target: Path, text: str) -> None:

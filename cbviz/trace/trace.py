@@ -258,6 +258,13 @@ class Trace:
         """
         return self._file.problem if self._file is not None else ""
 
+    @property
+    def autosave_stop(self) -> tuple[int, str] | None:
+        """The last step in the autosaved file and why none follows; None while all are written."""
+        if self._file is None or not self._file.problem:
+            return None
+        return self._file.num_steps, self._file.reason
+
     def hand_over(self, to: Trace) -> None:
         """Gives the autosaved file to `to`, which begins as this trace does and may be shorter."""
         file, self._file = self._file, None

@@ -401,7 +401,7 @@ def test_a_run_that_outgrows_its_file_says_so_once_without_a_path_and_comes_back
         async with opened(settings=SIM, address=True) as (page, player):
             run = player.run
             await stepped(page, 30)
-            await told(page, "Autosave stopped after step")
+            await told(page, "Saving stopped, because")
             assert len(page.notices()) == 1
             page.do("seen", id=page.live["notices"][0]["id"])
             await stepped(page, 33)
@@ -426,6 +426,7 @@ def test_a_file_that_cannot_be_written_is_named_to_the_page_without_its_folder(
             await stepped(page, 2)
             said = " ".join([*page.notices(), *page.last["controls"]["notes"]])
             assert "main.jsonl can't be written (No space left on device)" in said
+            assert "cannot write to the run's file (no space left on device). No step is saved" in said
             assert str(tmp_path) not in said
 
     asyncio.run(go())

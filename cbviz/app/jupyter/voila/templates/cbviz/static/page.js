@@ -8,9 +8,9 @@ const TEXTS = {
   "": "",
   lost: "The connection to the server is lost. Trying again.",
   unreachable:
-    "What this page runs on, its kernel, has ended. Reload the page to start again: the explorer comes back with its saved run.",
+    "The Python process behind this page (its kernel) has ended. Reload the page: the explorer comes back with its saved run.",
   ended:
-    "What this page runs on, its kernel, has ended. Reload the page to start again: the explorer comes back with its saved run.",
+    "The Python process behind this page (its kernel) has ended. Reload the page: the explorer comes back with its saved run.",
 };
 
 let leaving = false;
