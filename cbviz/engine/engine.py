@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
-from time import perf_counter
 from typing import Any
 from weakref import ref
 
@@ -18,22 +17,24 @@ import msgspec
 
 from cbviz import events as ev
 from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
-from cbviz.core import beam, replay
+from cbviz.core import replay
 from cbviz.core.plain import DIGEST_FORM
 from cbviz.core.plain import plain_digest as control_digest
 from cbviz.core.policy import check_victim, get_policy
 from cbviz.core.scheduler import Scheduler
 from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
-from cbviz.engine import interrupts
-from cbviz.engine.progress import PATIENCE_STEPS, got_further, patience, why_stuck
+from cbviz.engine import interrupts, requests
+from cbviz.engine.arrivals import Arrivals, ids_of
+from cbviz.engine.progress import PATIENCE_STEPS, got_further, patience, why_never_admitted, why_stuck
+from cbviz.engine.record import make as make_record
+from cbviz.engine.record import plain_input
+from cbviz.engine.under_way import StepUnderWay, timed
 from cbviz.messages import (
-    Gauges,
     RequestError,
     RequestSpec,
+    RunnerOutput,
     SchedulerOutput,
-    Span,
-    StepCost,
     StepRecord,
     sequence_ids,
 )
@@ -56,20 +57,14 @@ class Engine:
         """What the user asked for since the last step, in order; taken at the start of the next."""
         self._plan = config, self.inputs, 0, config
         """What `_planned` found last: from which config and inputs, how many of them, and the result."""
-        self._by_time: list[_Pending] = []
-        self._by_step: list[_Pending] = []
-        """Requests still to arrive, the next one last; ties arrive in the order in which they were given."""
+        self.arrivals = Arrivals()
+        """The requests still to arrive."""
         self._done: list[dict[str, Any]] = []
         """Inputs that took effect at once, to stand in the next record before the others."""
         self._under_way: list[dict[str, Any]] = []
         """Inputs that the step under way has taken."""
-        self._arriving: tuple[list[_Pending], list[_Pending]] = [], []
-        """Requests that the step under way has taken from `_by_time` and `_by_step`."""
-        self._taken_back = 0
+        self.num_taken_back = 0
         """How many steps failed."""
-        self._known: set[str] = set()
-        """All ids ever used, those of requests still to arrive included."""
-        self._order = 0
         self._idle = False
         """The last step found nothing to do."""
         self._stalled = 0
@@ -100,40 +95,39 @@ class Engine:
     @property
     def num_pending(self) -> int:
         """Requests that have not arrived yet."""
-        return len(self._by_time) + len(self._by_step)
+        return len(self.arrivals)
 
     @property
     def pending_ids(self) -> list[str]:
         """Ids of the requests that have not arrived yet, in order of arrival."""
-        return _ids(
-            self._by_time[::-1], self._by_step[::-1]
-        )  # slices: another thread's step may take some away meanwhile
+        return self.arrivals.ids
 
     @property
     def coming_ids(self) -> list[str]:
         """Ids of the requests that stand in no kept record yet: added ones, those of the step under way, and
         those still to arrive. Any thread may ask.
         """
+        arrivals = self.arrivals
         while True:
-            seen = self._taken_back
+            seen = self.num_taken_back
             # A request moves from the first three to the next two, so none is missed in this order, unless a
             # failed step moves it back meanwhile.
-            inputs, by_time, by_step = self.inputs[:], self._by_time[::-1], self._by_step[::-1]
-            taken, arriving = self._under_way[:], [x[:] for x in self._arriving]
-            if seen == self._taken_back:
-                ended = [
-                    i["request_id"] for i in taken if i["op"] == "abort" and i["request_id"] in self._known
-                ]  # it may not have arrived yet
-                added = [i["spec"].request_id for i in (*taken, *inputs) if i["op"] == "add"]
-                return list(dict.fromkeys([*ended, *added, *_ids(*arriving), *_ids(by_time, by_step)]))
+            inputs, by_time, by_step = self.inputs[:], arrivals.by_time[::-1], arrivals.by_step[::-1]
+            under_way, taken = self._under_way[:], [x[:] for x in arrivals.taken]
+            if seen == self.num_taken_back:
+                aborted = [i["request_id"] for i in under_way if i["op"] == "abort"]
+                ended = [rid for rid in aborted if rid in arrivals.known]  # it may not have arrived yet
+                added = [i["spec"].request_id for i in (*under_way, *inputs) if i["op"] == "add"]
+                return list(dict.fromkeys([*ended, *added, *ids_of(*taken), *ids_of(by_time, by_step)]))
 
     def settle(self) -> None:
         """The last step's record is kept: its requests are found there from here on."""
-        self._under_way, self._arriving = [], ([], [])
+        self._under_way = []
+        self.arrivals.settle()
 
     @property
     def has_work(self) -> bool:
-        return bool(self.inputs or self._by_time or self._by_step) or self.scheduler.has_unfinished
+        return bool(self.inputs or self.arrivals) or self.scheduler.has_unfinished
 
     @property
     def stuck(self) -> str:
@@ -149,84 +143,13 @@ class Engine:
             self._patience = self._patience or patience(s.state)
             if self._stalled > self._patience:
                 return why_stuck(s.state, self._stalled, self._stalled_computing)
-        if (
-            not self._idle
-            or self.num_pending
-            or not s.state.waiting
-            or any(not r.seat_held for r in s.state.running)
-        ):
-            return ""
-        r = next(iter(s.state.waiting), None)
-        if r is None:
-            return ""  # a thread that only looks: a step began in this moment
-        reason, need, have = r.last_wait or ("", 0, 0)
-        waited = s.step - r.queued_step
-        if reason == "policy" and waited < PATIENCE_STEPS:
-            return ""  # it may count steps, as ageing does
-        blocks = s.state.kv.need_at_admission(s.state.prefix_blocks(r), r.num_tokens)
-        why = (
-            f"policy {s.state.policy.name} has refused it for {waited} steps; choose another policy"
-            if reason == "policy"
-            else f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks"
-        )
-        behind = f"; {len(s.state.waiting) - 1} more wait" if len(s.state.waiting) > 1 else ""
-        return (
-            f"{r.request_id} can never be admitted: {why}, or abort {r.request_id}. Nothing runs and "
-            "nothing is to arrive, so nothing will change. "
-            f"It would take a seat of {self.config.max_num_seqs} and {blocks} blocks; {s.state.pool.num_free} of "
-            f"{self.config.num_usable_blocks} are free{behind}"
-        )
+        return why_never_admitted(s.state) if self._idle and not self.num_pending else ""
 
     # inputs -------------------------------------------------------------------------------------------------
 
     def check_request(self, spec: RequestSpec) -> None:
         """Raises RequestError, with the figures, if the request can't be served by this engine at all."""
-        c = self._planned()
-        limit = c.max_model_len or 0
-        n, total = len(spec.prompt_token_ids), len(spec.prompt_token_ids) + spec.max_tokens
-        if n >= limit:
-            raise RequestError(
-                f"{spec.request_id}: the prompt has {n} tokens; with max_model_len {limit} it may have at "
-                f"most {limit - 1}"
-            )
-        if total > limit:
-            raise RequestError(
-                f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens, over "
-                f"max_model_len {limit}: lower max_tokens to {limit - n}"
-            )
-        drafts = min(c.num_draft_slots, limit - total)
-        if total + drafts > c.pool_tokens:
-            size = c.block_size
-            extra = f" and {drafts} slots for drafts" if drafts else ""
-            raise RequestError(
-                f"{spec.request_id}: prompt {n} + max_tokens {spec.max_tokens} = {total} tokens{extra} "
-                f"need {-(-(total + drafts) // size)} blocks of {size}; "
-                f"the pool has {c.num_usable_blocks}: raise num_blocks or lower max_tokens"
-            )
-        if spec.sampling.n > 1:
-            if spec.sampling.n > c.max_num_seqs:
-                raise RequestError(
-                    f"{spec.request_id}: n is {spec.sampling.n}, but there are {c.max_num_seqs} seats, and "
-                    "each sequence needs one: raise max_num_seqs or lower n"
-                )
-            if c.kv_allocation == "contiguous":
-                raise RequestError(
-                    f"{spec.request_id}: n is {spec.sampling.n}, but with kv_allocation contiguous nobody "
-                    "shares blocks: set kv_allocation to 'paged', or ask "
-                    f"{spec.sampling.n} times"
-                )
-        if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, c)):
-            raise RequestError(f"{spec.request_id}: beam_width is {spec.sampling.beam_width}, but {why}")
-        vocab = self.runner.spec.vocab_size
-        ids = spec.prompt_token_ids
-        if set(map(type, ids)) != {int}:
-            bad = next(t for t in ids if type(t) is not int)
-            raise RequestError(f"{spec.request_id}: token id {bad!r} is no whole number")
-        if min(ids) < 0 or max(ids) >= vocab:
-            raise RequestError(
-                f"{spec.request_id}: token id {next(t for t in ids if not 0 <= t < vocab)} is outside the "
-                f"model's vocabulary 0..{vocab - 1}"
-            )
+        requests.check(spec, self._planned(), self.runner)
 
     def _planned(self) -> EngineConfig:
         """The config as the inputs before the next step will have it."""
@@ -239,89 +162,32 @@ class Engine:
         self._plan = self.config, self.inputs, len(self.inputs), planned
         return planned
 
-    def _refuses_beams(self, spec: RequestSpec, c: EngineConfig) -> str:
-        """Why the request's beam search can't run under config `c`; '' if it can."""
-        k = spec.sampling.beam_width
-        if not getattr(self.runner, "gives_candidates", False):
-            name = getattr(self.runner, "name", type(self.runner).__name__)
-            return (
-                f"runner {name!r} makes up or repeats its tokens and knows no probabilities: use runner "
-                "'torch'"
-            )
-        if why := beam.refusal(c):
-            return why
-        if k > c.max_num_seqs:
-            return (
-                f"there are {c.max_num_seqs} seats, and each beam needs one: raise max_num_seqs or lower "
-                "beam_width"
-            )
-        if (need := beam.blocks_at_most(spec, c)) > c.num_usable_blocks:
-            return (
-                f"its beams may need {need} blocks, the pool has {c.num_usable_blocks}: raise num_blocks, "
-                "or lower beam_width or max_tokens"
-            )
-        stops = frozenset(spec.sampling.stop_token_ids) | (
-            frozenset() if spec.sampling.ignore_eos else self.scheduler.state.eos_token_ids
-        )
-        if (most := beam.num_candidates(spec.sampling, stops)) > self.runner.spec.vocab_size:
-            return (
-                f"it looks at {most} candidates a beam, more than the {self.runner.spec.vocab_size} tokens "
-                "of the vocabulary: lower beam_width"
-            )
-        return ""
-
     def enqueue(self, specs: Iterable[RequestSpec]) -> None:
         """Requests of a workload, to be delivered at their arrival time or step.
 
-        Ones that can't be served are refused on arrival.
-
-        Raises RequestError for an id that was used before.
+        Ones that can't be served are refused on arrival. Raises RequestError for an id that was used before.
         """
-        for spec in specs:
-            self._take_ids(spec)
-            if spec.arrival_step is None:
-                self._by_time.append((spec.arrival_s, self._order, spec))
-            else:
-                self._by_step.append((spec.arrival_step, self._order, spec))
-            self._order += 1
-        self._by_time.sort(key=_when, reverse=True)
-        self._by_step.sort(key=_when, reverse=True)
-
-    def add(self, spec: RequestSpec) -> None:
-        """A user's request; it joins the next step. Raises RequestError."""
-        self.check_request(spec)
-        self._take_ids(spec)
-        self.inputs.append({"op": "add", "spec": spec})
-
-    def _take_ids(self, spec: RequestSpec) -> None:
-        for request_id in sequence_ids(spec):
-            if request_id in self._known:
-                raise RequestError(f"request id {request_id!r} was used before: ids must be unique in a run")
-        self._known.update(sequence_ids(spec))
+        self.arrivals.enqueue(specs)
 
     def discard(self, request_id: str) -> None:
         """A request that has not arrived never will; its ids may be used again.
 
         Raises KeyError if it is not among them.
         """
-        self._known.difference_update(sequence_ids(self._pending_spec(request_id)))
-        self._by_time = [x for x in self._by_time if x[2].request_id != request_id]
-        self._by_step = [x for x in self._by_step if x[2].request_id != request_id]
+        self.arrivals.discard(request_id)
 
     def revise(self, spec: RequestSpec) -> None:
         """Another spec for a request that has not arrived; its place in the order of arrival stays.
 
         Raises KeyError if it is not among them.
         """
-        self._pending_spec(spec.request_id)
-        self._by_time = [(t, n, spec if x.request_id == spec.request_id else x) for t, n, x in self._by_time]
-        self._by_step = [(t, n, spec if x.request_id == spec.request_id else x) for t, n, x in self._by_step]
+        self.arrivals.revise(spec)
 
-    def _pending_spec(self, request_id: str) -> RequestSpec:
-        for _, _, spec in (*self._by_time, *self._by_step):
-            if spec.request_id == request_id:
-                return spec
-        raise KeyError(f"{request_id!r} is not among the requests still to arrive")
+    def add(self, spec: RequestSpec) -> None:
+        """A user's request; it joins the next step. Raises RequestError."""
+        self.check_request(spec)
+        self.arrivals.take_ids(spec)
+        self.inputs.append({"op": "add", "spec": spec})
 
     def abort(self, request_id: str) -> None:
         """Ends a request just before the next step, in whatever state it is; one that has not arrived yet
@@ -334,7 +200,7 @@ class Engine:
         request with its `spec`.
         """
         return [
-            _plain_input(i) | ({"spec": msgspec.to_builtins(i["spec"])} if i["op"] == "add" else {})
+            plain_input(i) | ({"spec": msgspec.to_builtins(i["spec"])} if i["op"] == "add" else {})
             for i in (*self._done, *self.inputs)
         ]
 
@@ -379,7 +245,7 @@ class Engine:
             return
         queued = [i["spec"] for i in self.inputs if i["op"] == "add"]
         here = self.scheduler.state.requests.values()
-        self._check_drafts(new, [r.spec for r in here] + queued)
+        requests.check_drafts(new, planned, [r.spec for r in here] + queued)
         for spec in [r.spec for r in here if r.num_forks] + queued:
             if spec.sampling.n > new.max_num_seqs:
                 raise ConfigError(
@@ -387,23 +253,9 @@ class Engine:
                     f"{spec.request_id} need a seat each: the least is {spec.sampling.n}"
                 )
         for spec in [r.spec for r in here if not r.spec.parent] + queued:
-            if spec.sampling.beam_width > 1 and (why := self._refuses_beams(spec, new)):
+            if spec.sampling.beam_width > 1 and (why := requests.refuses_beams(spec, new, self.runner)):
                 raise ConfigError(f"{spec.request_id} runs beam search: {why}, or wait until it has ended")
         self.inputs.append({"op": "configure", "changes": changes})
-
-    def _check_drafts(self, new: EngineConfig, specs: list[RequestSpec]) -> None:
-        """Raises ConfigError where a request would not fit the pool any more with the slots that drafts need:
-        it would take its own blocks for ever.
-        """
-        limit, pool = new.max_model_len or 0, new.pool_tokens
-        if new.num_draft_slots > self._planned().num_draft_slots:
-            for x in specs:
-                if (n := min(limit, len(x.prompt_token_ids) + x.max_tokens + new.num_draft_slots)) > pool:
-                    raise ConfigError(
-                        f"speculative {new.speculative!r} with {new.num_speculative_tokens} drafts may "
-                        f"need {n} slots for {x.request_id}, the pool has {pool}: "
-                        "lower num_speculative_tokens, or fork with more num_blocks"
-                    )
 
     # stepping -----------------------------------------------------------------------------------------------
 
@@ -422,89 +274,50 @@ class Engine:
             return self._step(duration_s)
 
     def _step(self, duration_s: float | None) -> StepRecord:
-        s = self.scheduler
+        """The recipe of a step; see CONTRIBUTING.md."""
+        self._mend_kv()
+        with StepUnderWay(self, duration_s) as now:
+            now.t0_s = self._deliver_arrivals(now)  # 1. requests whose time has come join the queue
+            now.plan = self._schedule(now)  # 2. who gets how many tokens, in which blocks
+            now.out = self._execute(now)  # 3. the model computes them: the new token ids
+            self._update(now)  # 4. the requests grow, finish and give blocks back
+        return self._record(now)  # 5. what happened becomes a StepRecord
+
+    def _mend_kv(self) -> None:
+        """Computes again what a failed pass or another engine's may have written over."""
         if self._kv_stale or self._runner_was_elsewhere():
             with interrupts.let_in():
                 self.sync()
-        self.settle()
-        before = (self.now_s, self.inputs, self._by_time, self._by_step)
-        lengths = len(self._by_time), len(self._by_step)
-        begun: SchedulerOutput | None = None
-        s.begin()
-        try:
-            t0, arrivals, inputs = self._deliver()
-            control = perf_counter()
-            plan = s.schedule(t0)
-            control = perf_counter() - control
-            if self._kv_doubtful:
-                with interrupts.let_in():
-                    self._confirm_hits()
-            begun = plan
-            if self.simulated:
-                out = self.runner.execute(plan)
-            else:
-                with interrupts.let_in():
-                    out = self.runner.execute(plan)
-            if duration_s is not None and out.measured_s is not None:
-                out.measured_s = duration_s
-            cost = self.cost.price(plan)
-            measured = self.config.clock == "measured"
-            t1 = t0 + (out.measured_s or 0.0 if measured else cost.total_s if plan.chunks else 0.0)
-            again = perf_counter()
-            padding = plan.num_padding_tokens
-            s.update(plan, out)
-            control += perf_counter() - again
-        except BaseException:
-            written = _written_blocks(begun) if begun is not None else set()
-            s.rollback()
-            self.now_s, self.inputs, self._by_time, self._by_step = before
-            for pending, arriving, length in zip(before[2:], self._arriving, lengths, strict=True):
-                pending += reversed(arriving[: length - len(pending)])
-            self._taken_back += 1
-            self.settle()
-            try:
-                self._distrust(self.runner.damaged_blocks() | written)
-            except BaseException:
-                self._kv_stale = self._kv_doubtful = True
-                raise
-            raise
-        inputs, self._done = self._done + inputs, []
-        self.now_s = t1
-        self._idle = not plan.chunks and not arrivals and not inputs
-        record = StepRecord(
-            step=plan.step,
-            t0_s=t0,
-            t1_s=t1,
-            clock="measured" if measured else "modelled",
-            chunks=s.it.records,
-            events=s.drain(),
-            tokens=s.it.tokens,
-            slots=s.it.slots,
-            gauges=Gauges(
-                sum(1 for r in s.state.running if not r.seat_held),
-                len(s.state.waiting),
-                s.state.num_finished,
-                s.state.pool.num_free,
-                s.state.pool.num_cached_free,
-                _saved_blocks(s) if s.state.has_groups or s.state.pool.enable_caching else 0,
-                s.state.host.num_blocks - len(s.state.host.free),
-            ),
-            cost=cost,
-            spans=out.spans if measured else _modelled_spans(plan, cost),
-            measured_s=out.measured_s,
-            counted=out.counted,
-            expert_load=out.expert_load,
-            routed=out.routed,
-            device=out.device,
-            profile=out.profile,
-            logprobs=out.logprobs,
-            gaps=out.gaps,
-            arrivals=arrivals,
-            inputs=inputs,
-            num_padding_tokens=padding,
-            schedule_s=control if measured else None,
-            carry=s.state.carry(),
-        )
+
+    def _schedule(self, now: StepUnderWay) -> SchedulerOutput:
+        with timed(now):
+            plan = self.scheduler.schedule(now.t0_s)
+        if self._kv_doubtful:
+            with interrupts.let_in():
+                self._confirm_hits()
+        return plan
+
+    def _execute(self, now: StepUnderWay) -> RunnerOutput:
+        now.runs = True
+        if self.simulated:
+            out = self.runner.execute(now.plan)
+        else:
+            with interrupts.let_in():
+                out = self.runner.execute(now.plan)
+        if now.duration_s is not None and out.measured_s is not None:
+            out.measured_s = now.duration_s
+        return out
+
+    def _update(self, now: StepUnderWay) -> None:
+        now.cost = self.cost.price(now.plan)
+        with timed(now):
+            self.scheduler.update(now.plan, now.out)
+
+    def _record(self, now: StepUnderWay) -> StepRecord:
+        inputs, self._done = self._done + now.inputs, []
+        record = make_record(now, self.scheduler, inputs, self.config.clock == "measured")
+        self.now_s = record.t1_s
+        self._idle = not record.chunks and not record.arrivals and not record.inputs
         self._note(record)
         return record
 
@@ -524,11 +337,11 @@ class Engine:
 
         Leaves the KV to `sync`. Raises ReplayError.
         """
-        self._forget_pending(
+        self.arrivals.forget(
             {x.request_id for x in record.arrivals}
             - {i["request_id"] for i in record.inputs if i["op"] == "add"}
         )
-        self._known.update(i for x in record.arrivals for i in sequence_ids(x))
+        self.arrivals.known.update(i for x in record.arrivals for i in sequence_ids(x))
         changes: dict[str, Any] = {}
         for i in record.inputs:
             if i["op"] == "configure":
@@ -539,23 +352,16 @@ class Engine:
         self._idle = not record.chunks and not record.arrivals and not record.inputs
         self._note(record)
 
-    def _forget_pending(self, arrived: set[str]) -> None:
-        """These are no longer to arrive.
-
-        Nearly always they are the next ones; else all are looked through.
-        """
-        for pending in (self._by_time, self._by_step):
-            while pending and pending[-1][2].request_id in arrived:
-                arrived.discard(pending.pop()[2].request_id)
-        if arrived:
-            self._by_time = [x for x in self._by_time if x[2].request_id not in arrived]
-            self._by_step = [x for x in self._by_step if x[2].request_id not in arrived]
-
-    def _distrust(self, damaged: set[int]) -> None:
+    def distrust(self, written: set[int]) -> None:
         """Notes blocks that a failed step may have written, whether its pass failed or what came after.
 
         One may be held: by a request that was preempted in the step which has been taken back.
         """
+        try:
+            damaged = self.runner.damaged_blocks() | written
+        except BaseException:
+            self._kv_stale = self._kv_doubtful = True
+            raise
         if damaged:
             self._kv_doubtful = True
             self._kv_stale = self._kv_stale or any(self.scheduler.state.pool.ref_count[b] for b in damaged)
@@ -575,58 +381,56 @@ class Engine:
         if tables:
             self.runner.sync(tables, tokens)
 
-    def _deliver(self) -> tuple[float, list[RequestSpec], list[dict[str, Any]]]:
-        """Takes the user's inputs and the arrivals that are due.
+    def _deliver_arrivals(self, now: StepUnderWay) -> float:
+        """Takes the user's inputs and the requests that are due. Returns when the step begins, in seconds.
 
-        An engine with nothing to do jumps to the next arrival. Returns (t0, arrivals, inputs).
-
-        Configuration comes first, then aborts, then arrivals: those that the user added, then the workload's.
-        So an arrival that cannot be ranked never keeps another policy, or the end of the request that the
-        policy fails on, from getting through.
+        An engine with nothing to do jumps to the next arrival. Configuration comes first, then aborts, then
+        arrivals: those that the user added, then the workload's. So an arrival that cannot be ranked never
+        keeps another policy, or the end of the request that the policy fails on, from getting through.
         """
-        s, step = self.scheduler, self.scheduler.step + 1
-        t0 = self.now_s
+        s, arrivals = self.scheduler, self.arrivals
         inputs = self._under_way = self.inputs
         self.inputs = []
         self._reconfigure([i["changes"] for i in inputs if i["op"] == "configure"])
         added = {i["spec"].request_id: i["spec"] for i in inputs if i["op"] == "add"}
-        waits = s.has_unfinished and not self._idle
-        if not (waits or self._by_step or added) and self._by_time:
-            t0 = max(t0, self._by_time[-1][0])
-        _take_due(self._by_time, t0, self._arriving[0])
-        _take_due(self._by_step, step, self._arriving[1])
-        due = [x[2] for x in (*self._arriving[0], *self._arriving[1])]
         aborted = {i["request_id"]: None for i in inputs if i["op"] == "abort"}
+        t0 = self.now_s
+        waits = s.has_unfinished and not self._idle
+        if not (waits or arrivals.by_step or added) and arrivals.by_time:
+            t0 = max(t0, arrivals.by_time[-1][0])
+        due = arrivals.take_due(t0, s.step + 1)
         dropped = self._drop(aborted, due)
-        taken = [*added.values(), *dropped.values()]
         for spec in added.values():
             s.add(spec, t0, leaving=spec.request_id in aborted)
+        due = [spec for spec in due if spec.request_id not in dropped]
         for spec in due:
-            if spec.request_id in dropped:
-                continue
-            try:
-                self.check_request(spec)
-            except RequestError as e:
-                s.state.journal.append(ev.Refused(spec.request_id, str(e)))
-            else:
-                s.add(spec, t0)
-            taken.append(spec)
-        return t0, taken, [_plain_input(i) for i in inputs]
+            self._admit_to_queue(spec, t0)
+        now.arrivals = [*added.values(), *dropped.values(), *due]
+        now.inputs = [plain_input(i) for i in inputs]
+        return t0
+
+    def _admit_to_queue(self, spec: RequestSpec, t0: float) -> None:
+        """A request of the workload joins the queue, or is refused with the reason."""
+        try:
+            self.check_request(spec)
+        except RequestError as e:
+            self.scheduler.state.journal.append(ev.Refused(spec.request_id, str(e)))
+        else:
+            self.scheduler.add(spec, t0)
 
     def _drop(self, aborted: Iterable[str], due: list[RequestSpec]) -> dict[str, RequestSpec]:
         """Ends the aborted requests.
 
         Returns those of the workload that have not arrived yet, in this step or a later one: they never will.
         """
-        s = self.scheduler
-        unknown = [rid for rid in aborted if not s.abort(rid)]
+        unknown = [rid for rid in aborted if not self.scheduler.abort(rid)]
         if not unknown:
             return {}
-        pending = {x.request_id: x for x in (*due, *(x[2] for x in (*self._by_time, *self._by_step)))}
+        arrivals = self.arrivals
+        pending = {x.request_id: x for x in (*due, *(x[2] for x in (*arrivals.by_time, *arrivals.by_step)))}
         dropped = {rid: pending[rid] for rid in unknown if rid in pending}
-        self._by_time = [x for x in self._by_time if x[2].request_id not in dropped]
-        self._by_step = [x for x in self._by_step if x[2].request_id not in dropped]
-        s.state.journal.extend(ev.Refused(rid, "aborted before it arrived") for rid in dropped)
+        arrivals.drop(dropped)
+        self.scheduler.state.journal.extend(ev.Refused(rid, "aborted before it arrived") for rid in dropped)
         return dropped
 
     def _reconfigure(self, changes: list[dict[str, Any]]) -> None:
@@ -652,7 +456,7 @@ class Engine:
             "now_s": self.now_s,
             "scheduler": self.scheduler.state.snapshot(),
             "pending": self.pending_ids,
-            "known": sorted(self._known),
+            "known": sorted(self.arrivals.known),
             "idle": self._idle,
         } | (
             {"stalled": self._stalled, "stalled_computing": self._stalled_computing} if self._stalled else {}
@@ -668,9 +472,10 @@ class Engine:
         self.scheduler.restore(data["scheduler"], specs)
         self.now_s = data["now_s"]
         self.inputs, self._done = [], []
-        self._by_time, self._by_step, self._order, self._idle, self._known = [], [], 0, data["idle"], set()
+        self._idle = data["idle"]
+        self.arrivals = Arrivals()
         self.enqueue(specs[rid] for rid in data["pending"])
-        self._known = set(data["known"])
+        self.arrivals.known = set(data["known"])
         self._stalled, self._patience = data.get("stalled", 0), 0
         self._stalled_computing = data.get("stalled_computing", self._stalled)
         return self.sync() if sync else 0
@@ -730,58 +535,3 @@ def without_pending(snapshot: dict[str, Any], spec: RequestSpec) -> dict[str, An
         "pending": [i for i in snapshot["pending"] if i != spec.request_id],
         "known": [i for i in snapshot["known"] if i not in gone],
     }
-
-
-_Pending = tuple[float, int, RequestSpec]
-"""(time or step of arrival, order, request)."""
-
-
-def _when(x: _Pending) -> tuple[float, int]:
-    return x[0], x[1]
-
-
-def _take_due(pending: list[_Pending], now: float, into: list[_Pending]) -> None:
-    while pending and pending[-1][0] <= now:
-        into.append(pending[-1])  # first in both lists, then in one: whoever looks meanwhile finds it
-        pending.pop()
-
-
-def _ids(*pending: list[_Pending]) -> list[str]:
-    return [x[2].request_id for some in pending for x in some]
-
-
-def _written_blocks(plan: SchedulerOutput) -> set[int]:
-    """The blocks into which the pass of this plan wrote."""
-    size = plan.block_size
-    blocks = {
-        b for c in plan.chunks for b in c.block_table[c.start // size : -(-(c.start + c.num_tokens) // size)]
-    }
-    return blocks.union((dst for _, dst in plan.copies), (device for device, _ in plan.swaps_in))
-
-
-def _saved_blocks(s: Scheduler) -> int:
-    """Places in block tables less blocks in use: what sharing saves now."""
-    return sum(map(s.state.kv.num_held, s.state.running)) - (
-        s.state.pool.num_blocks - 1 - s.state.pool.num_free
-    )
-
-
-def _modelled_spans(plan: SchedulerOutput, cost: StepCost) -> list[Span]:
-    """The copies of a step under the modelled clock: first those from the host, then the pass with those to
-    the host beside it.
-    """
-    if not (plan.swaps_in or plan.swaps_out):
-        return []
-    start = cost.swap_in_s
-    out = [Span("swap-in", 0.0, start, len(plan.swaps_in))] if plan.swaps_in else []
-    out += [Span("swap-out", start, start + cost.swap_out_s, len(plan.swaps_out))] if plan.swaps_out else []
-    return [*out, Span("pass", start, start + max(cost.compute_s, cost.memory_s) + cost.overhead_s)]
-
-
-def _plain_input(i: dict[str, Any]) -> dict[str, Any]:
-    """A user's input as it stands in a record: an added request is named there, its spec stands under
-    `arrivals`.
-    """
-    if i["op"] == "add":
-        return {"op": "add", "request_id": i["spec"].request_id}
-    return i

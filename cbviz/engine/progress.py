@@ -98,6 +98,30 @@ def why_stuck(s: ControlState, num_steps: int, num_computing: int) -> str:
     )
 
 
+def why_never_admitted(s: ControlState) -> str:
+    """Why the head of the queue waits for ever, if nothing runs and nothing is to arrive; '' if that may change."""
+    r = next(iter(s.waiting), None)
+    if r is None or any(not x.seat_held for x in s.running):
+        return ""  # for a thread that only looks: a step may have begun in this moment
+    reason, need, have = r.last_wait or ("", 0, 0)
+    waited = s.step - r.queued_step
+    if reason == "policy" and waited < PATIENCE_STEPS:
+        return ""  # it may count steps, as ageing does
+    blocks = s.kv.need_at_admission(s.prefix_blocks(r), r.num_tokens)
+    why = (
+        f"policy {s.policy.name} has refused it for {waited} steps; choose another policy"
+        if reason == "policy"
+        else f"{reason or 'nothing is planned'}, it needs {need}, {have} are there; change what it lacks"
+    )
+    behind = f"; {len(s.waiting) - 1} more wait" if len(s.waiting) > 1 else ""
+    return (
+        f"{r.request_id} can never be admitted: {why}, or abort {r.request_id}. Nothing runs and "
+        "nothing is to arrive, so nothing will change. "
+        f"It would take a seat of {s.config.max_num_seqs} and {blocks} blocks; {s.pool.num_free} of "
+        f"{s.config.num_usable_blocks} are free{behind}"
+    )
+
+
 def _who(s: ControlState) -> list[Request]:
     """The unfinished requests that have run."""
     return [

@@ -43,7 +43,7 @@ def picture(engine: Engine) -> dict[str, Any]:
         "config": s.config,
         "policy": s.policy,
         "rules": s.rules,
-        "known": set(engine._known),
+        "known": set(engine.arrivals.known),
         "pending": engine.pending_ids,
         "has_work": engine.has_work,
         "stuck": engine.stuck,
