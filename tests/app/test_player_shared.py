@@ -51,7 +51,7 @@ def test_random_changes_beside_a_playing_page_corrupt_nothing(seed: int) -> None
             assert_equal(page.page, s.trace, s.cursor)
             assert not [x for x in page.said if "cannot follow" in str(x)]
             assert "cannot follow" not in str(page.live.get("banner"))
-            same(s.trace.state(), s.engine.scheduler)
+            same(s.trace.state(), s.engine.scheduler.state)
             assert s.engine.step_count == len(s.trace)
 
     asyncio.run(go())

@@ -117,7 +117,7 @@ def forked_session(path: Path) -> Session:
 def consistent(s: Session, path: Path | None) -> None:
     """Engine, trace and file say the same."""
     check(s.engine.scheduler)
-    same(s.trace.state(), s.engine.scheduler)
+    same(s.trace.state(), s.engine.scheduler.state)
     assert s.engine.step_count == len(s.trace) and s.config == s.engine.config
     assert s.cursor.step <= len(s.trace)
     check_trace(s.trace)

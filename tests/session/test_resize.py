@@ -20,8 +20,8 @@ from cbviz.trace.accounting import check_trace
 
 def as_the_engine(s: Session) -> None:
     """The fold of the trace stands where the engine stands, pool size included."""
-    state, engine = s.trace.state(), s.engine.scheduler
-    check(engine)
+    state, engine = s.trace.state(), s.engine.scheduler.state
+    check(s.engine.scheduler)
     assert (state.num_blocks, state.num_free_blocks) == (engine.pool.num_blocks, engine.pool.num_free)
     assert {r.request_id: r.block_ids for r in engine.requests.values()} == {
         i: state.requests[i].block_ids for i in engine.requests

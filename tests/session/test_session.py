@@ -62,7 +62,7 @@ def events(trace: Trace) -> list[Any]:
 
 def consistent(s: Session) -> None:
     check(s.engine.scheduler)
-    same(s.trace.state(), s.engine.scheduler)
+    same(s.trace.state(), s.engine.scheduler.state)
     assert s.engine.step_count == len(s.trace)
     assert s.config == s.engine.config
 

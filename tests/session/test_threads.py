@@ -110,7 +110,7 @@ def test_random_changes_by_many_threads_leave_state_trace_and_file_together(
         t.join(60)
     if failed:
         raise failed[0]
-    same(s.trace.state(), s.engine.scheduler)
+    same(s.trace.state(), s.engine.scheduler.state)
     assert s.engine.step_count == len(s.trace)
     back = load(tmp_path / "run.jsonl")
     assert not back.header.notes
