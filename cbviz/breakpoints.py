@@ -121,8 +121,8 @@ class Stop:
 class Breakpoint:
     """A condition with a name. Call it with (record, state after it) to ask whether it holds. Made by `on`.
 
-    `level`: it is about how things stand, not about something that happens; a run stops when it comes true,
-    not at each step where it still is.
+    `level`: the condition describes a state, not an event. A run stops when the state begins, not at every
+    step in which it lasts.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What a run is configured with: frozen, validated values.
 
-Owns every default (one table: the fields of `EngineConfig`). Knows nothing of requests, tensors or widgets. The
-field metadata (`help`, `min`, `max`, `choices`, `unit`) feeds the explorer's controls and the command line's
-messages, so that a limit is written down once.
+Owns every default (one table: the fields of `EngineConfig`). Knows nothing of requests, tensors or widgets.
+The field metadata (`help`, `min`, `max`, `choices`, `unit`) feeds the explorer's controls and the command
+line's messages, so that a limit is written down once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class EngineConfig:
     """
 
     discipline: str = knob("chunked", "How batches are formed.", choices=DISCIPLINES)
-    policy: str = knob("fcfs", "Who goes first, and who loses its blocks first.")
+    policy: str = knob(
+        "fcfs", "Order of the waiting queue; also who is preempted, unless a victim rule is set."
+    )
     max_num_seqs: int = knob(8, "Seats: requests that may run at once.", min=1, max=4096, unit="requests")
     max_num_batched_tokens: int | None = knob(
         None,
@@ -134,7 +136,7 @@ class EngineConfig:
     watermark: float = knob(0.0, "Share of the pool that an admission must leave free.", min=0.0, max=0.9)
     kv_cache_memory_bytes: int | None = knob(
         None,
-        "Size of the KV pool in bytes: num_blocks follows from what a token takes. Empty: num_blocks says.",
+        "Size of the KV pool in bytes; sets num_blocks. Empty: num_blocks is used.",
         min=1,
         max=10**13,
         unit="bytes",

@@ -217,10 +217,9 @@ class Preempted(Event):
     """`request_id` lost its blocks so that `for_id` could go on; it will recompute `num_tokens_lost` tokens,
     less what is still cached.
 
-    Under `preemption_mode` swap nothing is lost, and `SwappedOut` follows; `host_need` > `host_have`: it
-    should have been swapped out, but that many host blocks were needed and only so many free. `ranking`: all
-    candidates, first to lose first, as [request id, rank as text]; `rule` names the victim rule. `position`:
-    place in the queue.
+    With `preemption_mode=swap`, no tokens are lost and `SwappedOut` follows. If `host_need` > `host_have`,
+    the host had too few free blocks and the request is recomputed. `ranking`: all candidates, first to lose
+    first, as [request id, rank as text]; `rule` names the victim rule. `position`: place in the queue.
     """
 
     request_id: str

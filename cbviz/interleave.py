@@ -85,8 +85,8 @@ def run_rounds(
 
 
 def warm_up(session: Session) -> None:
-    """Runs two steps of a small request on a session of the same model and throws them away: reading the
-    weights for the first time is nobody's step.
+    """Runs two steps of a small request on a session of the same model and throws them away: the first read
+    of the weights would count as the time of a step.
     """
     fields = session.config.replace(
         num_blocks=8, block_size=16, max_model_len=64, max_num_batched_tokens=64

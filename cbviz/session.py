@@ -387,8 +387,10 @@ class Session:
         return self._go(None, n, None, stuck=False)
 
     def profile_step(self) -> StepRecord | None:
-        """One iteration whose pass is watched: the record's `profile` says which operators or kernels ran in
-        it, and when. None if nothing was left to do.
+        """Run one step under the profiler.
+
+        The record's `profile` lists the operators or kernels with their times. None if there is nothing to
+        do.
 
         Raises ConfigError for a runner that computes nothing.
         """

@@ -171,7 +171,7 @@ def text_of(raw: bytes, path: str | Path, number: int) -> str:
 
 
 def chunks(stream: io.BufferedReader, path: str | Path) -> Callable[[int], str]:
-    """A function that gives the next text of about so many bytes, '' at the end.
+    """Return a reader: each call returns about `size` bytes of text, and '' at the end.
 
     It raises Unreadable where the bytes are not UTF-8.
     """

@@ -175,8 +175,9 @@ class Bar:
 
 
 class Stop:
-    """Ctrl-C while steps run: the first lets the step in progress end, so that trace and engine agree; the
-    second breaks it off (the engine takes it back).
+    """Handle Ctrl-C. The first lets the current step end.
+
+    The second cancels the step, and the engine rolls it back.
     """
 
     def __init__(self) -> None:

@@ -66,8 +66,9 @@ def root_of(state: ControlState, r: Request) -> Request:
 def decide(
     state: ControlState, root: Request
 ) -> tuple[ev.BeamStep | ev.BeamsEnded, list[tuple[float, list[int]]]] | None:
-    """What becomes of the beams, with the finished hypotheses, best first; None while somebody's candidates
-    are missing. Changes nothing.
+    """Choose the next beams and the finished hypotheses, best first.
+
+    Returns None while a beam has no candidates yet. Has no side effects.
     """
     ids = sequence_ids(root.spec)
     beams = (

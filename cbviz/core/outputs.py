@@ -164,7 +164,7 @@ def _first_token(state: ControlState, child: Request, new: list[int]) -> bool:
 
 
 def _score(state: ControlState, r: Request, c: Chunk, out: RunnerOutput) -> None:
-    """A beam has its candidates; the first to have some comes with the rest of the beams."""
+    """Stores the candidates; the first scored beam also forks its siblings."""
     if r.num_forks:
         _fork(state, r, c)
     if out.routed:

@@ -194,10 +194,11 @@ class FairShare(Policy):
 class ExpertOverlap(Policy):
     """Expert-aware grouping for mixtures: a waiting request goes first whose session's tokens take the
     experts that the running ones take, so that a step touches fewer distinct experts and reads fewer weights.
-    Overlap is the mean over layers of the two shares' common part, 0..1. Who is unknown counts as choosing
-    evenly. It hardly pays: with four seats on the tiny mixture (8 experts, 2 a token) and four kinds of text
-    it saves some 7 % of the weight bytes a token, and one seat more under fcfs saves 13 % (`cbviz bench
-    techniques --only moe` counts both). A lone kind of request may wait long; nothing here ages.
+    Overlap is the mean over layers of the two shares' common part, 0..1. A request without history is assumed
+    to use all experts equally. It hardly pays: with four seats on the tiny mixture (8 experts, 2 a token) and
+    four kinds of text it saves some 7 % of the weight bytes a token, and one seat more under fcfs saves 13 %
+    (`cbviz bench techniques --only moe` counts both). A lone kind of request may wait long; nothing here
+    ages.
     """
 
     name = "experts"

@@ -100,8 +100,8 @@ class _FunctionPolicy(Policy):
 
 def policy(f: Any) -> Any:
     """Registers a policy: a function `(r, now) -> rank`, or a class with any of `rank`, `rank_all` and
-    `admit`. Running the cell again replaces it, also in a run that is on. A policy of the same name that came
-    with the package is replaced as well, until the process ends.
+    `admit`. Running the cell again replaces the policy, even during a run. A policy of the same name that
+    came with the package is replaced as well, until the process ends.
 
     It is tried on a few made-up requests first, so a mistake shows in the cell. Raises PolicyError.
 
@@ -172,7 +172,10 @@ _UNSTEADY = (
 
 
 def admits(p: Policy, r: Request, now: float) -> bool:
-    """May the head of the queue be admitted? Checked. Raises PolicyError naming policy and request."""
+    """Ask the policy whether the head of the queue may be admitted, and check the type of its answer.
+
+    Raises PolicyError naming policy and request.
+    """
     try:
         welcome = p.admit(r.view, now)
     except Exception as e:

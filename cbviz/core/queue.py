@@ -129,8 +129,8 @@ def rank_as_restored(state: ControlState) -> None:
 
 
 def _ranked_as(state: ControlState, r: Request) -> Request:
-    """Beams of one request stand side by side in the queue, as their sequence 0 ranks: so the search whose
-    beam is its head is never behind one that it waits for.
+    """Beams share the rank of sequence 0 and stay adjacent, so a search at the head never waits behind
+    another request.
     """
     return beam.root_of(state, r) if r.is_beam else r
 

@@ -18,9 +18,9 @@ class Policy:
     """Base of all policies. Override `rank`; optionally `admit`.
 
     `static`: a waiting request's rank never changes, so the queue is sorted once. `victim`: the victim rule
-    it implies (`last`: the last of the running queue; `rank`: the highest rank). `by_session`: all requests of
-    a session always have the same rank, so a long queue is ranked session by session. `typed`: a user's, so it is
-    asked again now and then, to see that it gives the same answer.
+    it implies (`last`: the last of the running queue; `rank`: the highest rank). `by_session`: all requests
+    of a session always have the same rank, so a long queue is ranked session by session. `typed`: a user's,
+    so it is asked again now and then, to see that it gives the same answer.
     """
 
     name = "fcfs"
@@ -41,7 +41,7 @@ class Policy:
         return 0
 
     def rank_all(self, rs: list[RequestView], now: float) -> list[Any]:
-        """Ranks of the whole waiting queue, for orders that depend on the others. Default: one by one."""
+        """Rank the whole waiting queue at once, if ranks depend on other requests. Default: one by one."""
         return [self.rank(r, now) for r in rs]
 
     def admit(self, r: RequestView, now: float) -> bool:

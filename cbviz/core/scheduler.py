@@ -39,8 +39,8 @@ class Scheduler:
     ) -> None:
         """`keep_planned_hashes`: a request taken out of a step leaves the hashes of the blocks it would have
         filled, as vLLM 0.32 does. These blocks can then be hit though nothing was ever computed into them: a
-        fault of vLLM's, for replaying its recordings, never for running a model. So is waiting for ever where
-        padding drafts alone pass the budget, which is kept then too.
+        fault of vLLM's, for replaying its recordings, never for running a model. It also keeps vLLM's endless
+        wait when padding drafts exceed the budget.
         """
         self.state = ControlState(config, eos_token_ids, use_output_len, keep_planned_hashes)
         self.it = Iteration(0, config, 0.0)
@@ -107,9 +107,9 @@ class Scheduler:
         estimate.adapt(state, it)
 
     def _let_beams_give_way(self, it: Iteration) -> None:
-        """Beams that wait for a sibling hold blocks and seats.
+        """If nothing runs and the head of the queue lacks only what idle beams hold, preempt those beams.
 
-        Where nobody else runs and the head of the queue lacks just these, those of another request give way.
+        A beam is idle while it waits for a sibling.
         """
         state = self.state
         while state.waiting and not it.plan.chunks:
@@ -144,7 +144,7 @@ class Scheduler:
 
         The caller has checked that it can be served at all.
 
-        `leaving`: it was aborted meanwhile, so it ends at once and no policy is asked where it would stand.
+        `leaving`: the request is already aborted. It ends at once, and the policy is not called.
         """
         state = self.state
         if spec.request_id in state.requests:

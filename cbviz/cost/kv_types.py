@@ -73,7 +73,7 @@ def choice(name: str, spec: ModelSpec | None, kv_cache_dtype: str, *, computes: 
     costs. `computes`: real numbers are kept.
     """
     if kv_cache_dtype == "auto":
-        return "As the precision says: float32 for exact, float16 for fast and int8."
+        return "Follows `precision`: float32 for exact, float16 for fast and int8."
     if spec is None or spec.attention == "mla":
         return ""
     saved = saving(spec, kv_cache_dtype)

@@ -14,7 +14,7 @@ from cbviz.core.state import ControlState
 from cbviz.messages import StepRecord
 
 PATIENCE_STEPS = 64
-"""Number of steps that any wait may take: a policy may count steps before it admits, as ageing does."""
+"""Number of empty steps after which a run counts as stuck: a policy may count steps before it admits."""
 ROUNDS = 4
 """Rounds of computing everything again before a run counts as stuck.
 
@@ -99,7 +99,9 @@ def why_stuck(s: ControlState, num_steps: int, num_computing: int) -> str:
 
 
 def why_never_admitted(s: ControlState) -> str:
-    """Why the head of the queue waits for ever, if nothing runs and nothing is to arrive; '' if that may change."""
+    """Why the head of the queue waits for ever, if nothing runs and nothing is to arrive; '' if that may
+    change.
+    """
     r = next(iter(s.waiting), None)
     if r is None or any(not x.seat_held for x in s.running):
         return ""  # for a thread that only looks: a step may have begun in this moment

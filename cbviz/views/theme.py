@@ -1,6 +1,6 @@
 """One table of colours and signs for every picture, light and dark.
 
-Knows neither plotly nor what the pictures show.
+Does not import plotly or any view.
 
 The state colours are those of Okabe and Ito's colour-blind safe set, or tints of them; a colour is never the
 only sign: each state also has a texture (plotly's pattern names) and a letter. The explorer's canvas draws

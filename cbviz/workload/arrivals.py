@@ -11,7 +11,7 @@ ARRIVALS = ("poisson", "uniform", "bursty", "at-once")
 
 
 def poisson(num_requests: int, rate: float, rng: random.Random) -> list[float]:
-    """Independent arrivals, `rate` a second on average; the first comes after a gap too."""
+    """Poisson arrivals at `rate` per second. The first arrival also has a random delay."""
     return bursty(num_requests, rate, rng, burstiness=1.0)
 
 

@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Preset:
-    """A scenario."""
+    """A named workload with its settings and title."""
 
     name: str
     title: str

@@ -66,12 +66,11 @@ class HostPool:
 def swap_out(
     r: Request, kv: KVManager, host: HostPool, plan: SchedulerOutput
 ) -> tuple[ev.SwappedOut | None, int]:
-    """Plans to copy the blocks that hold computed tokens of `r` to the host; the caller then frees them.
+    """Plan the copy of `r`'s computed blocks to the host.
 
-    Returns (the event to write, 0), or (None, blocks short of).
+    Returns (event, 0), or (None, number of missing host blocks). The caller frees the blocks.
 
-    A block that this step was going to fill by a copy for `r` is read from where that copy would have come
-    from.
+    If a copy into a block is still pending in this step, read from the source of that copy.
     """
     ids = r.block_ids[r.num_null_blocks : -(-r.num_computed_tokens // kv.block_size)]
     if len(ids) > len(host.free):
