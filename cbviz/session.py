@@ -193,6 +193,9 @@ class Session:
         self.parent: Session | None = None
         self.branches: list[Session] = []
         self.forked_at = 0
+        self._forked: dict[int, list[dict[str, Any]]] = {}
+        """The changes that made this branch, and those it descends from, by the step after which they were made.
+        """
         self.recomputed_blocks = 0
         """KV blocks that the last rewind or fork had to compute again."""
         self.turn = Turn()
@@ -269,11 +272,9 @@ class Session:
             **config,
         )
         s.workload_name = h.workload
+        s._forked = {k: inputs for k, inputs in h.forked.items() if k <= len(trace)}
         s._adopt(trace, len(trace))
-        s._ask_again(
-            h.inputs,
-            {i["request_id"]: msgspec.convert(i["spec"], RequestSpec) for i in h.inputs if i["op"] == "add"},
-        )
+        s._ask_again(h.inputs, _added(h.inputs))
         s._set_prices()
         s.notes += [note for note in h.notes if note not in s.notes]
         if autosave is not None:
@@ -921,13 +922,23 @@ class Session:
     def rewind(self, step: int) -> None:
         """Makes the live engine what it was after `step` steps, and forgets what came later.
 
+        At the step where a branch begins, the changes that made the branch are asked for again.
+
         Raises IndexError, ReplayError.
         """
         with self.turn:
             self._check_step(step)
             aside = self._aside()
             with interrupts.let_in():
-                aside._adopt(self.trace, step, header=msgspec.structs.replace(self.trace.header))
+                aside._forked = {k: inputs for k, inputs in self._forked.items() if k <= step}
+                aside._adopt(
+                    self.trace,
+                    step,
+                    header=msgspec.structs.replace(self.trace.header, forked=aside._forked),
+                )
+                changes = aside._forked.get(step, [])
+                aside._ask_again(changes, _added(changes))
+                aside._set_prices()
             self._become(aside)
 
     def _check_step(self, step: int) -> None:
@@ -1048,6 +1059,11 @@ class Session:
             new._reprompt(rid, prompt)
         for wish in add:
             new.add(**wish)
+        unchanged = not (changes or add or remove or prompts)
+        new._forked = {k: i for k, i in self._forked.items() if k < step or (k == step and unchanged)}
+        if asked := new.engine.asked():
+            new._forked[step] = asked
+        new.trace.header.forked = new._forked
         return new
 
     def _branch_name(self, wish: str) -> str:
@@ -1169,6 +1185,7 @@ class Session:
                 aside.notes = self._start_notes + [self._autosave_note] * bool(self._autosave_note)
                 aside._device = aside._pick_device()
                 aside._fit_runner(aside.config)
+                aside._forked = {}
                 aside._begin()
             aside.engine.claim_runner()  # whatever comes of this, the engine of now looks at its KV again
             aside.runner.reset()
@@ -1331,6 +1348,7 @@ class Session:
             workload=self.workload_name,
             workload_params=self.workload_params,
             requests=[] if made_by_name else self.workload,
+            forked=self._forked,
             tape=getattr(self.runner, "tokens", {}) if taped else {},
             tape_texts=self._taped_texts if taped else {},
             block_size=start.block_size,
@@ -1419,11 +1437,17 @@ _RUN = (
     "cursor",
     "recomputed_blocks",
     "_device",
+    "_forked",
     "_script",
     "_redone",
     "_streams",
 )
 """What a rewind and a reset replace."""
+
+
+def _added(inputs: list[dict[str, Any]]) -> dict[str, RequestSpec]:
+    """The requests that the inputs of a header add."""
+    return {i["request_id"]: msgspec.convert(i["spec"], RequestSpec) for i in inputs if i["op"] == "add"}
 
 
 def _warn(problem: str) -> None:

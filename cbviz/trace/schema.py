@@ -56,6 +56,8 @@ class TraceHeader(msgspec.Struct, omit_defaults=True, tag_field="type", tag="hea
 
     As in `StepRecord.inputs`, but an added request stands there whole, as `spec`.
     """
+    forked: dict[int, list[dict[str, Any]]] = {}
+    """For each step at which this run branched off: the changes that made the branch, as in `inputs`."""
     tape: dict[str, list[int]] = {}
     """Of a taped run: the recorded output of each sequence, which may be longer than what this run has
     repeated of it so far.

@@ -82,9 +82,7 @@ def same_run(
     fork = s.fork(at=rng.randint(0, len(s.trace)))
     fork.run(max_steps=max(0, len(whole) - len(fork.trace)))
     equal(fork)
-    back = rng.randint(
-        min(start + 1, len(s.trace)), len(s.trace)
-    )  # at `start` a fork's own changes are still to be taken, and going back forgets them
+    back = rng.randint(min(start, len(s.trace)), len(s.trace))
     s.rewind(back)
     again = taken_up(s, path)
     for x in (s, again):
