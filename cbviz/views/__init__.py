@@ -9,27 +9,15 @@ table the trace lacks returns the same traces, empty, and a note that says so.
 """
 
 from cbviz.views.alone import alone, alone_rows
+from cbviz.views.batch import batch, batch_rows
 from cbviz.views.blocks import block_map, block_map_rows, block_table, block_table_rows, slots, slots_rows
 from cbviz.views.experts import experts, experts_rows
-from cbviz.views.load import (
-    batch,
-    batch_rows,
-    busy_rows,
-    inside,
-    inside_rows,
-    latency,
-    latency_rows,
-    moved_rows,
-    phase_rows,
-    queues,
-    queues_rows,
-    roofline,
-    utilisation,
-    work_rows,
-)
+from cbviz.views.inside import inside, inside_rows, moved_rows
+from cbviz.views.queues import latency, latency_rows, queues, queues_rows
 from cbviz.views.theme import table as theme_table
 from cbviz.views.timeline import compare, timeline, timeline_rows
 from cbviz.views.tokens import tokens, tokens_rows
+from cbviz.views.utilisation import busy_rows, phase_rows, roofline, utilisation, work_rows
 
 VIEWS = {
     "timeline": timeline,

@@ -19,9 +19,10 @@ from cbviz.trace.explain import copies_told
 from cbviz.trace.schema import TraceHeader
 from cbviz.trace.state import CODE, STATES
 from cbviz.trace.utilisation import PHASES, phases
+from cbviz.views.batch import PARTS
 from cbviz.views.blocks import KINDS, changed_blocks
 from cbviz.views.figure import plain
-from cbviz.views.load import PARTS, STEP_KINDS
+from cbviz.views.utilisation import STEP_KINDS
 from tests.core.test_beam import follow, wide
 from tests.golden import NUM_STEPS, golden
 from tests.runs import run
