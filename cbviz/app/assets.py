@@ -14,6 +14,8 @@ from pathlib import Path
 STATIC = Path(__file__).parent / "static"
 
 _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./-]+)";[^\n]*\n', re.M)
+_DESCRIPTION = re.compile(r"^[ \t]*/\*\*(?:(?!\*/).)*\*/[ \t]*\n", re.M | re.S)
+"""A block that describes and types what follows; a cast inside a line is none."""
 _EXPORT = re.compile(r"^export (?=(async )?(function|const|class|let)\b)", re.M)
 
 LOADER = """
@@ -36,10 +38,10 @@ silence.
 
 def link(entry: str = "app.js", folder: Path = STATIC) -> str:
     """One module out of the plain ES modules in `folder`, in order of dependence: imports dropped (`as`
-    becomes a const), exports made local.
+    becomes a const), exports made local, descriptions and types left out.
 
-    All share one scope, so a name is defined once; `node --check` on the result finds a clash. Imports stand
-    on one line and name no default.
+    All share one scope, so a name is defined once; `node --check` on the result finds a clash. Imports begin
+    a line and name no default.
     """
     done: list[Path] = []
     out: list[str] = []
@@ -56,7 +58,8 @@ def link(entry: str = "app.js", folder: Path = STATIC) -> str:
                 if " as " in item:
                     old, new = item.split(" as ")
                     aliases += f"const {new.strip()} = {old.strip()};\n"
-        out.append(f"// --- {path.name}\n{aliases}{_EXPORT.sub('', _IMPORT.sub('', source))}")
+        code = _DESCRIPTION.sub("", _IMPORT.sub("", source))
+        out.append(f"// --- {path.name}\n{aliases}{_EXPORT.sub('', code)}")
 
     visit((folder / entry).resolve())
     return "".join(out)

@@ -1,92 +1,97 @@
 // Reads an exported page without a browser: its stand-in speaks, the explorer's store listens. Says in JSON what the page would draw.
 // Usage: node export_page.mjs PAGE, with a JSON list on stdin: cursors [step, event], or commands {"cmd": ...}.
 import { readFileSync } from "node:fs";
-import { unpack, Fold, Recorded } from "../../cbviz/app/static/recorded.js";
-import { Run } from "../../cbviz/app/static/store.js";
+import { Fold } from "../../cbviz/app/static/fold.js";
+import { unpack, Recorded } from "../../cbviz/app/static/recorded.js";
+import { Run, namedBuffers } from "../../cbviz/app/static/store.js";
 import { STATES } from "../../cbviz/app/static/color.js";
-const page = readFileSync(process.argv[2], "utf8"),
-  asked = JSON.parse(readFileSync(0, "utf8"));
-const fold = new Fold(
-    await unpack(/<script id="cbviz-run" type="text\/plain">([^<]*)<\/script>/.exec(page)[1]),
-  ),
-  model = new Recorded(fold);
-let R = null,
-  why = null,
-  metrics = null,
-  account = null,
-  live = null;
+
+const page = readFileSync(process.argv[2], "utf8");
+const asked = JSON.parse(readFileSync(0, "utf8"));
+const packed = /<script id="cbviz-run" type="text\/plain">([^<]*)<\/script>/.exec(page)[1];
+const model = new Recorded(new Fold(await unpack(packed)));
+
+/** The last message of each type, and of the pictures whether they came whole. */
+const last = {};
 const kinds = [];
-model.on("msg:custom", (m, bufs) => {
-  if (m.type === "picture") {
-    const buf = {};
-    m.b.forEach((n, i) => {
-      buf[n] = bufs[i];
-    });
-    if (m.reset) R = new Run(m);
-    R.apply(m, buf);
-    kinds.push(m.full ? "full" : "delta");
-    model.send({ type: "ack", seq: m.seq });
-  } else if (m.type === "why") why = m;
-  else if (m.type === "metrics") metrics = m;
-  else if (m.type === "account") account = m;
-  else if (m.type === "live") live = m.live;
+let run = null;
+
+function takePicture(head, buffers) {
+  if (head.reset) run = new Run(head);
+  run.apply(head, namedBuffers(head, buffers));
+  kinds.push(head.full ? "full" : "delta");
+  model.send({ type: "ack", seq: head.seq });
+}
+
+model.on("msg:custom", (message, buffers) => {
+  last[message.type] = message;
+  if (message.type === "picture") takePicture(message, buffers);
 });
+
+function drawnRequest(request, row) {
+  return {
+    state: STATES[request.code],
+    computed: request.computed,
+    cached: request.cached,
+    outputs: request.outputs,
+    preemptions: request.preemptions,
+    wait: request.wait,
+    end: request.end,
+    status: request.status,
+    blocks: Array.from(request.blocks),
+    text: run.outputs[row].words.slice(0, request.outputs).join(""),
+  };
+}
+
 function drawn() {
   const requests = {};
-  R.rows.forEach((q, r) => {
-    if (q)
-      requests[R.id(r)] = {
-        state: STATES[q.code],
-        computed: q.computed,
-        cached: q.cached,
-        outputs: q.outputs,
-        preemptions: q.preemptions,
-        wait: q.wait,
-        end: q.end,
-        status: q.status,
-        blocks: Array.from(q.blocks),
-        text: R.out[r].text.slice(0, q.outputs).join(""),
-      };
+  run.rows.forEach((request, row) => {
+    if (request) requests[run.id(row)] = drawnRequest(request, row);
   });
+  const { why, metrics, account } = last;
   return {
-    step: R.step,
-    event: R.event,
+    step: run.step,
+    event: run.event,
     requests,
-    words: Array.from(R.bl.w),
-    waiting: R.waiting.map((r) => R.id(r)),
-    running: R.running.map((r) => R.id(r)),
-    chunks: R.chunks.map((k) => [R.id(k.r), k.start, k.n, k.kind]),
-    marks: R.bl.marks,
-    pad: R.pad,
-    config: R.config,
-    experts: R.experts,
+    words: Array.from(run.blocks.words),
+    waiting: run.waiting.map((row) => run.id(row)),
+    running: run.running.map((row) => run.id(row)),
+    chunks: run.chunks.map(({ row, start, tokens, kind }) => [run.id(row), start, tokens, kind]),
+    marks: Array.from(run.blocks.marks),
+    pad: run.pad,
+    config: run.config,
+    experts: run.experts,
     why: why.items,
     whyStep: why.step,
     numEvents: why.num_events,
     moment: why.moment ?? null,
-    account,
-    metrics: metrics && metrics.values,
-    metricSteps: metrics && metrics.steps,
+    account: account ?? null,
+    metrics: metrics ? metrics.values : null,
+    metricSteps: metrics ? metrics.steps : null,
   };
 }
+
+function segmentsOf(row) {
+  const { rows, lengths } = run.timeline;
+  return Array.from(rows[row].subarray(0, lengths[row]), (word) => [word >>> 5, word & 31]);
+}
+
 model.send({ type: "ready" });
-const out = [drawn()];
-for (const a of asked) {
-  if (Array.isArray(a)) model.go(...a);
-  else model.send({ type: "cmd", ...a });
-  out.push(drawn());
+const pictures = [drawn()];
+for (const one of asked) {
+  if (Array.isArray(one)) model.go(...one);
+  else model.send({ type: "cmd", ...one });
+  pictures.push(drawn());
 }
 process.stdout.write(
   JSON.stringify({
-    drawn: out,
+    drawn: pictures,
     kinds,
-    live,
-    ids: R.ids,
-    info: R.info,
-    steps: R.steps,
-    series: R.series,
-    segments: R.ids.map((_, r) =>
-      Array.from(R.tl.rows[r].subarray(0, R.tl.len[r]), (w) => [w >>> 5, w & 31]),
-    ),
+    live: last.live.live,
+    ids: run.ids,
+    info: run.requests,
+    steps: run.steps,
+    series: run.series,
+    segments: run.ids.map((_, row) => segmentsOf(row)),
   }),
 );

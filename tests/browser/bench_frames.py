@@ -86,14 +86,14 @@ def main() -> None:
                 f"cbviz.state().step > {a.requests // 4 + 20}", timeout=60_000
             )  # all have arrived
             start = page.evaluate(
-                "({ frames: cbviz.frames(), step: cbviz.app.R.step, t: performance.now(), playing: "
+                "({ frames: cbviz.frames(), step: cbviz.app.run.step, t: performance.now(), playing: "
                 "cbviz.app.live.playing })"
             )
             me = psutil.Process()
             mine = {os.getpid(), *(p.pid for p in me.children(recursive=True))}
             foreign = foreign_cores(mine, a.seconds)
             end = page.evaluate(
-                "({ frames: cbviz.frames(), step: cbviz.app.R.step, t: performance.now(), playing: "
+                "({ frames: cbviz.frames(), step: cbviz.app.run.step, t: performance.now(), playing: "
                 "cbviz.app.live.playing })"
             )
             s = (end["t"] - start["t"]) / 1e3

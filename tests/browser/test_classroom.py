@@ -80,8 +80,8 @@ def test_presenter_and_back_to_the_links_start(voila: Address, open_tab: Open) -
     # A click on the large picture still means the cell under the pointer.
     tab.step(4)
     at = (
-        "const f = cbviz.app.tv.f, g = f.geom(), r = f.gd.getBoundingClientRect(); return [r.left + g.l + "
-        "(3 - g.x0) * g.sx, r.top + g.t + (1 - g.y0) * g.sy];"
+        "const frame = cbviz.app.views.timeline.frame, g = frame.geometry(), box = frame.plot.getBoundingClientRect();"
+        "return [box.left + g.left + (3 - g.x0) * g.perX, box.top + g.top + (1 - g.y0) * g.perY];"
     )
     box = page.evaluate(f"(() => {{ {at} }})()")
     page.mouse.click(*box)

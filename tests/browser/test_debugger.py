@@ -109,7 +109,7 @@ def test_fork_compare_rewind_and_undo(voila: str, cache: Path, open_tab: Open) -
     tab.at(50)
     page.select_option(".cb-cmp-align", "time")
     page.locator(".cb-cmp-scrub").fill("150")
-    there = page.evaluate("JSON.stringify(cbviz.app.R.step)")
+    there = page.evaluate("JSON.stringify(cbviz.app.run.step)")
     assert lane(tab, "main") == 150
     tab.at(lane(tab, "policy=sjf"))
     assert int(there) <= len(b)
@@ -187,8 +187,10 @@ def test_breakpoints_watches_and_why(voila: str, cache: Path, open_tab: Open, mo
     for s in why_waiting(trace, first, rid).sentences:
         assert str(s) in page.inner_text(".cb-about")
     spot = page.evaluate("""() => {
-      const v = cbviz.app.bv, l = v.f.gd._fullLayout, r = v.f.gd.getBoundingClientRect();
-      return [r.left + l._size.l + l.xaxis.d2p(5 % v.cols), r.top + l._size.t + l.yaxis.d2p(Math.floor(5 / v.cols))];
+      const { frame, columns } = cbviz.app.views.blocks;
+      const { _size: area, xaxis, yaxis } = frame.plotted;
+      const box = frame.plot.getBoundingClientRect();
+      return [box.left + area.l + xaxis.d2p(5 % columns), box.top + area.t + yaxis.d2p(Math.floor(5 / columns))];
     }""")
     page.mouse.click(*spot)
     page.wait_for_function("document.querySelector('.cb-about').textContent.includes('Block 5')")

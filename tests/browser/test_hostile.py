@@ -72,13 +72,13 @@ def test_an_exported_page_shows_hostile_texts_as_they_are(
     page.on("dialog", lambda d: (dialogs.append(d.message), d.dismiss()))
     page.goto(file.as_uri())
     until(tab, "!!(globalThis.cbviz && cbviz.state() && cbviz.frames())")
-    ids = page.evaluate("cbviz.app.R.ids")
+    ids = page.evaluate("cbviz.app.run.ids")
     assert set(TEXTS.values()) <= set(ids)
     middle = trace.state().requests[TEXTS["marks"]].first_scheduled_step
     page.locator(".cb-scrub").fill(str(middle))
     until(tab, f"cbviz.state().step === {middle}")
     for name, hostile in TEXTS.items():
-        page.evaluate("(id) => cbviz.app.select(cbviz.app.R.index.get(id))", hostile)
+        page.evaluate("(id) => cbviz.app.select(cbviz.app.run.index.get(id))", hostile)
         page.evaluate("cbviz.idle()")
         assert page.inner_text(".cb-table h2") != "", name
         box = page.locator(".cb-timeline .cb-frame").bounding_box()

@@ -44,9 +44,9 @@ def look_at_every_request(tab: Tab) -> None:
     """Picks each request with a hostile id, at a step at which all have come."""
     page = tab.page
     tab.ready(30)
-    assert set(TEXTS.values()) <= set(page.evaluate("cbviz.app.R.ids"))
+    assert set(TEXTS.values()) <= set(page.evaluate("cbviz.app.run.ids"))
     for hostile in TEXTS.values():
-        page.evaluate("(id) => cbviz.app.select(cbviz.app.R.index.get(id))", hostile)
+        page.evaluate("(id) => cbviz.app.select(cbviz.app.run.index.get(id))", hostile)
         page.evaluate("cbviz.idle()")
         assert_harmless(page)
     box = page.locator(".cb-timeline .cb-frame").bounding_box()

@@ -58,8 +58,8 @@ def test_thirty_steps_keys_prompt_and_reload(lab: str, cache: Path, open_tab: Op
     page.fill(".cb-prompt", "b d d a: a prompt typed into the notebook")
     page.fill(".cb-maxtokens", "100")
     page.click(".cb-add")
-    page.wait_for_function("cbviz.app.wantSel && cbviz.state().requests[cbviz.app.wantSel]")
-    rid = page.evaluate("cbviz.app.wantSel")
+    page.wait_for_function("cbviz.app.added && cbviz.state().requests[cbviz.app.added]")
+    rid = page.evaluate("cbviz.app.added")
     page.click(".cb-pause")
     page.wait_for_function("!cbviz.state().playing")
     assert page.evaluate(CELLS) == cells

@@ -36,14 +36,14 @@ def test_the_roofline_draws_every_step_and_leads_back_to_it(voila: str, cache: P
     tab.step(12)
     page.click(".cb-rooftab")
     page.wait_for_function(
-        "cbviz.app.rv.points.length > 0 && document.querySelector('.cb-roof "
+        "cbviz.app.views?.roofline.points.length > 0 && document.querySelector('.cb-roof "
         ".js-plotly-plot').data[0].x.length === 3"
     )
     trace = own_run(tab, cache)
     wanted = sorted(
         (("decode", "prefill").index(p.kind), p.intensity, p.flops_s) for r in trace for p in phases(r)
     )
-    page.wait_for_function(f"cbviz.app.rv.points.length === {len(wanted)}")
+    page.wait_for_function(f"cbviz.app.views?.roofline.points.length === {len(wanted)}")
     drawn = sorted((p["kind"], p["x"], p["y"]) for p in points(tab))
     assert len(drawn) == len(wanted)
     for a, b in zip(drawn, wanted):
@@ -54,8 +54,8 @@ def test_the_roofline_draws_every_step_and_leads_back_to_it(voila: str, cache: P
     assert "limit" in page.get_attribute(".cb-utiltext", "title")
     # The pointer on a point says which step and who; a click shows that step.
     where = page.evaluate(
-        "() => { const v = cbviz.app.rv, [x, y] = v.at(v.f.geom(), v.points[0]), r = "
-        "v.f.gd.getBoundingClientRect(); return [r.x + x, r.y + y]; }"
+        "() => { const view = cbviz.app.views.roofline, box = view.frame.plot.getBoundingClientRect();"
+        "const [x, y] = view.placeOf(view.frame.geometry(), view.points[0]); return [box.x + x, box.y + y]; }"
     )
     page.mouse.move(*where)
     tip = page.locator(".cb-roof .cb-tip")
@@ -100,4 +100,4 @@ def test_a_step_of_the_real_model_is_watched_from_inside(voila: str, cache: Path
     page.click(".cb-util .cb-max")
     page.click(".cb-calibrate")
     page.wait_for_function("!cbviz.app.live.loading && /^Peaks of/.test(cbviz.app.live.banner || '')")
-    assert page.evaluate("cbviz.app.R.meta.peaks_measured && cbviz.app.R.meta.peak_bytes_s > 0")
+    assert page.evaluate("cbviz.app.run.meta.peaks_measured && cbviz.app.run.meta.peak_bytes_s > 0")

@@ -34,7 +34,7 @@ def type_prompt(tab: Tab, text: str, max_tokens: int) -> str:
     tab.page.fill(".cb-maxtokens", str(max_tokens))
     tab.page.click(".cb-add")
     tab.page.wait_for_function("document.querySelector('.cb-prompt').value === ''")  # it was taken
-    return str(tab.page.evaluate("cbviz.app.wantSel"))
+    return str(tab.page.evaluate("cbviz.app.added"))
 
 
 def join_and_abort(tab: Tab, cache: Path) -> None:
@@ -229,14 +229,23 @@ def test_every_cell_is_painted_where_the_axes_say(voila: str, open_tab: Open) ->
     tab.ready()
     tab.step(55)
     wrong = tab.page.evaluate("""() => {
-      const { app } = cbviz, f = app.tv.f, fl = f.gd._fullLayout, dpr = devicePixelRatio, g = f.geom(), out = [0, 0];
-      const img = f.uctx.getImageData(0, 0, f.under.width, f.under.height), px = new Uint32Array(img.data.buffer);
+      const { run, theme, views } = cbviz.app;
+      const { frame } = views.timeline;
+      const { xaxis, yaxis } = frame.plotted;
+      const { deviceWidth, deviceHeight } = frame.geometry();
+      const image = frame.underContext.getImageData(0, 0, frame.under.width, frame.under.height);
+      const pixels = new Uint32Array(image.data.buffer);
       const RANK = [0, 3, 10, 6, 14, 13, 1, 4, 5, 11, 12, 2, 9, 7, 8];
-      for (let r = 0; r < app.R.ids.length; r++) for (let t = 1; t <= app.R.steps; t++) {
-        const x = Math.floor(fl.xaxis.d2p(t) * dpr), y = Math.floor(fl.yaxis.d2p(r) * dpr); if (x < 0 || y < 0 || x >= g.W || y >= g.H) continue;
-        out[0]++; const k = RANK[app.R.tl.at(r, t).state], p = px[y * g.W + x]; if (p !== app.th.lut.a[k] && p !== app.th.lut.b[k]) out[1]++;
+      let seen = 0, wrong = 0;
+      for (let row = 0; row < run.ids.length; row++) for (let step = 1; step <= run.steps; step++) {
+        const x = Math.floor(xaxis.d2p(step) * devicePixelRatio);
+        const y = Math.floor(yaxis.d2p(row) * devicePixelRatio);
+        if (x < 0 || y < 0 || x >= deviceWidth || y >= deviceHeight) continue;
+        seen++;
+        const rank = RANK[run.timeline.at(row, step).state], pixel = pixels[y * deviceWidth + x];
+        if (pixel !== theme.states.plain[rank] && pixel !== theme.states.texture[rank]) wrong++;
       }
-      return out;
+      return [seen, wrong];
     }""")
     assert wrong[0] > 300
     assert wrong[1] == 0

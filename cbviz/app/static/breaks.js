@@ -1,20 +1,31 @@
 // Breakpoints and watches: what the run stops at, and what is worked out at each step.
-import { h, sync, setText } from "./dom.js";
-import { Popover, errorLine, fail } from "./popover.js";
+// @ts-check
+import { element, sync, setText } from "./dom.js";
+import { Popover, errorLine, showError } from "./popover.js";
+
+/** @import { App } from "./page/state.js" */
+/** @import { Breakpoint, BreaksMessage, Said } from "./messages.js" */
+
+const MAY_BE_ASKED =
+  "Gauges (num_running, num_waiting, kv_usage, num_free_blocks, step_s, …), requests (r3.num_computed_tokens, r3.status), numbers, comparisons, and, or, not, min, max";
+
 export class BreakMenu {
-  constructor(app, root, button) {
+  /**
+   * @param {App} app
+   * @param {HTMLElement} root
+   * @param {HTMLButtonElement} button
+   * @param {HTMLElement} count of the breakpoints that are on, in the button
+   */
+  constructor(app, root, button, count) {
     this.app = app;
-    this.button = button;
-    this.pop = new Popover(app, root, button, "Breakpoints", "cb-breakpop", () => this.picked());
-    const add = (cls, text, f) =>
-      h("button", { type: "button", class: `cb-btn cb-small ${cls}`, text, onclick: f });
-    const send = (wish) => {
-      fail(this.error, "");
-      app.send("break", wish);
-    };
-    this.event = h("select", { class: "cb-break-event", "aria-label": "Event" });
-    this.whose = h("select", { class: "cb-break-whose", "aria-label": "Of what" });
-    this.kv = h("input", {
+    this.count = count;
+    this.popover = new Popover(app, root, button, "Breakpoints", "cb-breakpop", () => this.showTargets());
+    this.events = "";
+    /** The block that a breakpoint may be about; -1: none. */
+    this.block = -1;
+    this.event = element("select", { class: "cb-break-event", "aria-label": "Event" });
+    this.target = element("select", { class: "cb-break-whose", "aria-label": "Of what" });
+    this.usage = element("input", {
       type: "number",
       class: "cb-break-kv",
       min: 0,
@@ -22,176 +33,227 @@ export class BreakMenu {
       value: 90,
       "aria-label": "Share of KV blocks in use, percent",
     });
-    this.when = h("input", {
+    this.expression = element("input", {
       type: "text",
       class: "cb-break-when",
       maxlength: 200,
       placeholder: "num_waiting >= 3 and kv_usage > 0.8",
       "aria-label": "Expression",
       spellcheck: "false",
-      title:
-        "Gauges (num_running, num_waiting, kv_usage, num_free_blocks, step_s, …), requests (r3.num_computed_tokens, r3.status), numbers, comparisons, and, or, not, min, max",
+      title: MAY_BE_ASKED,
+      onkeydown: (event) => {
+        if (event.key !== "Enter") return;
+        event.preventDefault();
+        this.addExpression();
+      },
     });
     this.error = errorLine("cb-break-error");
-    this.list = h("div", { class: "cb-breaklist" });
-    this.none = h("p", {
+    this.list = element("div", { class: "cb-breaklist" });
+    this.none = element("p", {
       class: "cb-note",
       text: "None yet. A run stops at the step in which one of them holds.",
     });
-    this.watches = h("div", { class: "cb-breaklist" });
-    this.back = h("button", {
+    this.watches = element("div", { class: "cb-breaklist" });
+    this.back = element("button", {
       type: "button",
       class: "cb-btn cb-run-back",
       text: "◂ Back to last",
       title: "Back to the last step at which one held (Shift L)",
       onclick: () => this.run("run-back"),
     });
-    this.on = h("button", {
+    this.on = element("button", {
       type: "button",
       class: "cb-btn cb-primary cb-run-on",
       text: "Run to next ▸",
       title: "On to the next step at which one holds, at full speed (Shift N)",
       onclick: () => this.run("run-on"),
     });
-    this.pop.box.append(
-      h("h2", { text: "Stop when" }),
-      h(
-        "div",
-        { class: "cb-poprow" },
+    this.fill();
+  }
+
+  fill() {
+    const grow = () => element("span", { class: "cb-grow" });
+    /** @param {...HTMLElement} parts */
+    const line = (...parts) => element("div", { class: "cb-poprow" }, ...parts);
+    this.popover.box.append(
+      element("h2", { text: "Stop when" }),
+      line(
         this.event,
-        this.whose,
-        add("cb-break-add", "Add", () => send({ event: this.event.value || null, ...this.target() })),
+        this.target,
+        smallButton("cb-break-add", "Add", () => this.addEvent()),
       ),
-      h(
-        "div",
-        { class: "cb-poprow" },
-        h("label", { class: "cb-inline" }, "KV above", this.kv, "%"),
-        add("cb-break-addkv", "Add", () => send({ kv_above: Number(this.kv.value) / 100 })),
+      line(
+        element("label", { class: "cb-inline" }, "KV above", this.usage, "%"),
+        smallButton("cb-break-addkv", "Add", () => this.add({ kv_above: Number(this.usage.value) / 100 })),
       ),
-      h("div", { class: "cb-poprow" }, this.when),
-      h(
-        "div",
-        { class: "cb-poprow" },
-        h("span", { class: "cb-grow" }),
-        add("cb-break-addwhen", "Stop when it holds", () => send({ when: this.when.value })),
-        add("cb-watch-add", "Watch its value", () => {
-          fail(this.error, "");
-          app.send("watch", { expression: this.when.value });
-        }),
+      line(this.expression),
+      line(
+        grow(),
+        smallButton("cb-break-addwhen", "Stop when it holds", () => this.addExpression()),
+        smallButton("cb-watch-add", "Watch its value", () => this.watch()),
       ),
       this.error,
       this.none,
       this.list,
       this.watches,
-      h("div", { class: "cb-poprow cb-popend" }, this.back, h("span", { class: "cb-grow" }), this.on),
+      element("div", { class: "cb-poprow cb-popend" }, this.back, grow(), this.on),
     );
-    this.when.addEventListener("keydown", (e) => {
-      if (e.key === "Enter") {
-        e.preventDefault();
-        send({ when: this.when.value });
-      }
-    });
   }
-  picked() {
+
+  /** What an event may be about: the picked request, the block under the cursor. */
+  showTargets() {
     const { app } = this;
-    const b = app.bv ? app.bv.cur : -1;
-    const opts = [["", "whoever it is"]];
-    if (app.sel >= 0) opts.push(["r", app.R.id(app.sel)]);
-    if (b > 0) opts.push(["b", `block ${b}`]);
-    this.block = b;
-    this.whose.replaceChildren(...opts.map(([value, text]) => h("option", { value, text })));
-    fail(this.error, "");
+    this.block = app.views?.blocks.cursor ?? -1;
+    const choices = [["", "whoever it is"]];
+    if (app.selected >= 0) choices.push(["r", app.run.id(app.selected)]);
+    if (this.block > 0) choices.push(["b", `block ${this.block}`]);
+    this.target.replaceChildren(...choices.map(([value, text]) => element("option", { value, text })));
+    showError(this.error, "");
   }
-  target() {
-    return this.whose.value === "r"
-      ? { request: this.app.R.id(this.app.sel) }
-      : this.whose.value === "b"
-        ? { block: this.block }
-        : {};
+
+  /** @param {Record<string, unknown>} wish */
+  add(wish) {
+    showError(this.error, "");
+    this.app.send("break", wish);
   }
-  run(cmd) {
-    fail(this.error, "");
-    this.app.send(cmd);
-    if (this.pop.open) {
-      this.pop.close(false);
-      this.app.focus();
+
+  addExpression() {
+    this.add({ when: this.expression.value });
+  }
+
+  addEvent() {
+    const event = this.event.value || null;
+    const { app } = this;
+    if (this.target.value === "r") this.add({ event, request: app.run.id(app.selected) });
+    else if (this.target.value === "b") this.add({ event, block: this.block });
+    else this.add({ event });
+  }
+
+  watch() {
+    showError(this.error, "");
+    this.app.send("watch", { expression: this.expression.value });
+  }
+
+  /** @param {"run-on" | "run-back"} command */
+  run(command) {
+    showError(this.error, "");
+    this.app.send(command);
+    if (!this.popover.open) return;
+    this.popover.close(false);
+    this.app.focus();
+  }
+
+  /** @param {BreaksMessage} message */
+  show({ events, items, watches }) {
+    if (this.events !== events.join()) {
+      this.events = events.join();
+      const choices = [...events.map((event) => [event, event]), ["", "anything"]];
+      this.event.replaceChildren(...choices.map(([value, text]) => element("option", { value, text })));
     }
-  }
-  show(m) {
-    // m: { events, items: [{ name, enabled, hits, error }], watches }
-    if (this.events !== m.events.join()) {
-      this.events = m.events.join();
-      this.event.replaceChildren(
-        ...m.events.map((v) => h("option", { value: v, text: v })),
-        h("option", { value: "", text: "anything" }),
-      );
-    }
-    this.names = m.items.map((b) => b.name);
-    this.none.hidden = m.items.length > 0;
-    const on = m.items.filter((b) => b.enabled).length;
-    this.back.disabled = this.on.disabled = !on;
-    setText(this.button._count, on ? String(on) : "");
-    this.button._count.hidden = !on;
-    sync(
-      this.list,
-      m.items,
-      (b) => b.name,
-      (b) => {
-        const box = h("input", {
-          type: "checkbox",
-          onchange: () => this.app.send("break-set", { name: b.name, enabled: box.checked }),
-        });
-        const n = h(
-          "div",
-          { class: "cb-breakrow", "data-break": b.name },
-          h("label", { class: "cb-check" }, box, h("span", { dir: "auto", text: b.name }), h("em")),
-          this.cross(`Remove ${b.name}`, () => this.app.send("break-remove", { name: b.name })),
-        );
-        n._box = box;
-        return n;
-      },
-      (n, b) => {
-        n._box.checked = b.enabled;
-        setText(n.querySelector("em"), b.error ? b.error : b.hits ? `stopped ${b.hits}×` : "");
-        n.classList.toggle("cb-off", !b.enabled);
-      },
-    );
-    sync(
-      this.watches,
-      m.watches,
-      (w) => w,
-      (w) =>
-        h(
-          "div",
-          { class: "cb-breakrow", "data-watch": w },
-          h(
-            "span",
-            { class: "cb-check" },
-            h("span", { class: "cb-dim", text: "watch" }),
-            h("span", { dir: "auto", text: w }),
-          ),
-          this.cross(`Stop watching ${w}`, () => this.app.send("watch-remove", { name: w })),
-        ),
-    );
-  }
-  cross(label, f) {
-    return h("button", {
-      type: "button",
-      class: "cb-tool",
-      "aria-label": label,
-      title: label,
-      text: "×",
-      onclick: f,
+    const numOn = items.filter((item) => item.enabled).length;
+    this.none.hidden = items.length > 0;
+    this.back.disabled = !numOn;
+    this.on.disabled = !numOn;
+    setText(this.count, numOn ? String(numOn) : "");
+    this.count.hidden = !numOn;
+    sync(this.list, items, {
+      key: (item) => item.name,
+      make: (item) => new BreakRow(this.app, item),
+      update: (row, item) => row.update(item),
+    });
+    sync(this.watches, watches, {
+      key: (expression) => expression,
+      make: (expression) => ({ node: watchRow(this.app, expression) }),
     });
   }
-  said(m) {
-    if (!m.error) {
-      this.when.value = "";
-      fail(this.error, "");
+
+  /**
+   * @param {Said} answer
+   * @returns {boolean} false: nobody has seen it
+   */
+  said({ error }) {
+    if (!error) {
+      this.expression.value = "";
+      showError(this.error, "");
       return true;
     }
-    if (!this.pop.open) return false;
-    fail(this.error, m.error);
+    if (!this.popover.open) return false;
+    showError(this.error, error);
     return true;
   }
+}
+
+class BreakRow {
+  /**
+   * @param {App} app
+   * @param {Breakpoint} breakpoint
+   */
+  constructor(app, { name }) {
+    this.box = element("input", {
+      type: "checkbox",
+      onchange: () => app.send("break-set", { name, enabled: this.box.checked }),
+    });
+    this.text = element("em");
+    this.node = element(
+      "div",
+      { class: "cb-breakrow", "data-break": name },
+      element(
+        "label",
+        { class: "cb-check" },
+        this.box,
+        element("span", { dir: "auto", text: name }),
+        this.text,
+      ),
+      removeButton(`Remove ${name}`, () => app.send("break-remove", { name })),
+    );
+  }
+
+  /** @param {Breakpoint} breakpoint */
+  update({ enabled, error, hits }) {
+    this.box.checked = enabled;
+    setText(this.text, error || (hits ? `stopped ${hits}×` : ""));
+    this.node.classList.toggle("cb-off", !enabled);
+  }
+}
+
+/**
+ * @param {App} app
+ * @param {string} expression
+ */
+function watchRow(app, expression) {
+  return element(
+    "div",
+    { class: "cb-breakrow", "data-watch": expression },
+    element(
+      "span",
+      { class: "cb-check" },
+      element("span", { class: "cb-dim", text: "watch" }),
+      element("span", { dir: "auto", text: expression }),
+    ),
+    removeButton(`Stop watching ${expression}`, () => app.send("watch-remove", { name: expression })),
+  );
+}
+
+/**
+ * @param {string} className
+ * @param {string} text
+ * @param {() => void} onclick
+ */
+function smallButton(className, text, onclick) {
+  return element("button", { type: "button", class: `cb-btn cb-small ${className}`, text, onclick });
+}
+
+/**
+ * @param {string} label
+ * @param {() => void} onclick
+ */
+function removeButton(label, onclick) {
+  return element("button", {
+    type: "button",
+    class: "cb-tool",
+    "aria-label": label,
+    title: label,
+    text: "×",
+    onclick,
+  });
 }

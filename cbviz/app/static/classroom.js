@@ -1,12 +1,28 @@
 // What a class needs: a layout with large type for the projector, and, where the server allows it, a box in which a policy is typed.
-import { h, setText } from "./dom.js";
-const LARGE = 1.45; // explorer.css has the same figure for words (--cb-large); this one is for the axes
-// The layout stands in the address (?layout=presenter), so that a link brings it. `again(scale)` redraws with type of that size.
+// @ts-check
+import { element, setText } from "./dom.js";
+
+/** @import { App } from "./page/state.js" */
+/** @import { Said } from "./messages.js" */
+
+/** Size of type on the axes; explorer.css has the same figure for words (--cb-large). */
+const LARGE = 1.45;
+const EXAMPLE =
+  '@cb.policy\ndef shortest_prompt(r, now):\n    """Fewest prompt tokens first."""\n    return r.num_prompt_tokens\n';
+
+/** Large type, on and off. */
 export class Presenter {
-  constructor(root, again, keep) {
-    Object.assign(this, { root, again, keep });
+  /**
+   * @param {HTMLElement} root
+   * @param {() => void} redraw with type of the new size
+   * @param {boolean} inAddress the layout stands in the address (?layout=presenter), so that a link brings it
+   */
+  constructor(root, redraw, inAddress) {
+    this.root = root;
+    this.redraw = redraw;
+    this.inAddress = inAddress;
     this.on = false;
-    this.button = h("button", {
+    this.button = element("button", {
       type: "button",
       class: "cb-btn cb-present",
       text: "Present",
@@ -15,28 +31,39 @@ export class Presenter {
       onclick: () => this.set(!this.on),
     });
   }
+
+  /** As the address says. */
   begin() {
-    if (this.keep && new URLSearchParams(location.search).get("layout") === "presenter") this.set(true);
+    const layout = new URLSearchParams(location.search).get("layout");
+    if (this.inAddress && layout === "presenter") this.set(true);
   }
+
   get scale() {
     return this.on ? LARGE : 1;
   }
+
+  /** @param {boolean} on */
   set(on) {
     this.on = on;
     this.root.classList.toggle("cb-presenter", on);
     this.button.setAttribute("aria-pressed", String(on));
-    this.again(this.scale);
-    if (!this.keep) return;
-    const u = new URL(location.href);
-    if (on) u.searchParams.set("layout", "presenter");
-    else u.searchParams.delete("layout");
-    if (u.href !== location.href) history.replaceState(history.state, "", u);
+    this.redraw();
+    if (!this.inAddress) return;
+    const address = new URL(location.href);
+    if (on) address.searchParams.set("layout", "presenter");
+    else address.searchParams.delete("layout");
+    if (address.href !== location.href) history.replaceState(history.state, "", address);
   }
 }
+
 export class PolicyBox {
+  /**
+   * @param {HTMLElement} host
+   * @param {App} app
+   */
   constructor(host, app) {
     this.app = app;
-    this.text = h("textarea", {
+    this.text = element("textarea", {
       class: "cb-code",
       rows: 7,
       spellcheck: "false",
@@ -45,26 +72,28 @@ export class PolicyBox {
       "aria-describedby": "cb-policy-e",
       maxlength: 20000,
     });
-    this.text.value =
-      '@cb.policy\ndef shortest_prompt(r, now):\n    """Fewest prompt tokens first."""\n    return r.num_prompt_tokens\n';
-    this.error = h("p", { class: "cb-error", id: "cb-policy-e", role: "alert", hidden: true });
-    this.said = h("p", { class: "cb-note", role: "status" });
-    this.button = h("button", {
+    this.text.value = EXAMPLE;
+    this.error = element("p", { class: "cb-error", id: "cb-policy-e", role: "alert", hidden: true });
+    this.said = element("p", { class: "cb-note", role: "status" });
+    this.button = element("button", {
       type: "button",
       class: "cb-add cb-runpolicy",
       text: "Apply",
       onclick: () => this.apply(),
     });
-    host.append(this.text, h("div", { class: "cb-row" }, this.button), this.error, this.said);
+    host.append(this.text, element("div", { class: "cb-row" }, this.button), this.error, this.said);
   }
+
   apply() {
     this.answer({});
     this.app.send("policy", { source: this.text.value });
   }
-  answer(m) {
-    setText(this.error, m.error || "");
-    this.error.hidden = !m.error;
-    this.text.setAttribute("aria-invalid", String(!!m.error));
-    setText(this.said, m.policy ? `${m.policy} ranks from the next step on` : "");
+
+  /** @param {Pick<Said, "error" | "policy">} answer */
+  answer({ error, policy }) {
+    setText(this.error, error || "");
+    this.error.hidden = !error;
+    this.text.setAttribute("aria-invalid", String(!!error));
+    setText(this.said, policy ? `${policy} ranks from the next step on` : "");
   }
 }

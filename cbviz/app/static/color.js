@@ -1,4 +1,8 @@
 // Colours, request states and look-up tables. Pure: no DOM.
+// @ts-check
+
+/** @import { Owners, Palette, StatePixels } from "./page.js" */
+
 // The order is cbviz.trace.state.STATES: a code of the trace is an index here.
 export const STATES = [
   "none",
@@ -17,6 +21,7 @@ export const STATES = [
   "accepted",
   "rejected",
 ];
+/** @type {Record<string, string>} */
 export const STATE_TEXT = {
   none: "not arrived",
   waiting: "waiting",
@@ -39,6 +44,7 @@ export const RANK = Uint8Array.of(0, 3, 10, 6, 14, 13, 1, 4, 5, 11, 12, 2, 9, 7,
 export const UNRANK = Uint8Array.from({ length: 15 }, (_, r) => RANK.indexOf(r));
 
 // The second colour of a state is that of its texture (raster.js has the patterns).
+/** @type {{ light: Palette, dark: Palette }} */
 export const THEMES = {
   light: {
     dark: false,
@@ -120,75 +126,134 @@ export const THEMES = {
   },
 };
 
-export const clamp = (v, a, b) => Math.max(a, Math.min(b, v));
-export const hex = (r, g, b) =>
-  "#" + [r, g, b].map((v) => clamp(Math.round(v), 0, 255).toString(16).padStart(2, "0")).join("");
-export function rgb(h) {
-  const v = parseInt(h.slice(1), 16);
-  return [v >> 16, (v >> 8) & 255, v & 255];
+/**
+ * @param {number} value
+ * @param {number} least
+ * @param {number} most
+ */
+export const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
+
+/**
+ * @param {number} red
+ * @param {number} green
+ * @param {number} blue
+ */
+export function hex(red, green, blue) {
+  const pair = (/** @type {number} */ part) => clamp(Math.round(part), 0, 255).toString(16).padStart(2, "0");
+  return `#${pair(red)}${pair(green)}${pair(blue)}`;
 }
-export const abgr = (h) => {
-  const [r, g, b] = rgb(h);
-  return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
-}; // little-endian RGBA
-export function mix(a, b, t) {
-  const A = rgb(a);
-  const B = rgb(b);
-  return hex(...A.map((v, i) => v + (B[i] - v) * t));
+
+/**
+ * Red, green and blue, 0 to 255 each.
+ * @param {string} color
+ */
+export function rgb(color) {
+  const value = parseInt(color.slice(1), 16);
+  return [value >> 16, (value >> 8) & 255, value & 255];
 }
-const linear = (c) => {
-  c /= 255;
-  return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-};
-export function lum(h) {
-  const [r, g, b] = rgb(h);
-  return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+
+/**
+ * A pixel of a canvas: little-endian RGBA.
+ * @param {string} color
+ */
+export function abgr(color) {
+  const [red, green, blue] = rgb(color);
+  return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
 }
-export const lstar = (h) => {
-  const y = lum(h);
-  return y > 0.008856 ? 116 * Math.cbrt(y) - 16 : 903.3 * y;
-};
-export const contrast = (a, b) => {
-  const x = lum(a);
-  const y = lum(b);
-  return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05);
-};
-export function oklch(L, C, degrees) {
-  const h = (degrees * Math.PI) / 180;
-  const a = C * Math.cos(h);
-  const b = C * Math.sin(h);
-  const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  const g = (v) => 255 * (v <= 0.0031308 ? 12.92 * v : 1.055 * Math.max(v, 0) ** (1 / 2.4) - 0.055);
+
+/**
+ * @param {string} from
+ * @param {string} to
+ * @param {number} share 0: `from`, 1: `to`
+ */
+export function mix(from, to, share) {
+  const end = rgb(to);
+  const [red, green, blue] = rgb(from).map((part, i) => part + (end[i] - part) * share);
+  return hex(red, green, blue);
+}
+
+/** @param {number} part 0 to 255 */
+function linear(part) {
+  const share = part / 255;
+  return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+}
+
+/**
+ * Relative luminance, 0 to 1.
+ * @param {string} color
+ */
+export function luminance(color) {
+  const [red, green, blue] = rgb(color);
+  return 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+}
+
+/**
+ * Lightness as the eye sees it, 0 to 100.
+ * @param {string} color
+ */
+export function lightness(color) {
+  const value = luminance(color);
+  return value > 0.008856 ? 116 * Math.cbrt(value) - 16 : 903.3 * value;
+}
+
+/**
+ * Contrast of two colours, 1 to 21.
+ * @param {string} one
+ * @param {string} other
+ */
+export function contrast(one, other) {
+  const values = [luminance(one), luminance(other)];
+  return (Math.max(...values) + 0.05) / (Math.min(...values) + 0.05);
+}
+
+/**
+ * @param {number} light
+ * @param {number} chroma
+ * @param {number} degrees
+ */
+export function oklch(light, chroma, degrees) {
+  const hue = (degrees * Math.PI) / 180;
+  const a = chroma * Math.cos(hue);
+  const b = chroma * Math.sin(hue);
+  const long = (light + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const medium = (light - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const short = (light - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const gamma = (/** @type {number} */ part) =>
+    255 * (part <= 0.0031308 ? 12.92 * part : 1.055 * Math.max(part, 0) ** (1 / 2.4) - 0.055);
   return hex(
-    g(4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s),
-    g(-1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s),
-    g(-0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s),
+    gamma(4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short),
+    gamma(-1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short),
+    gamma(-0.0041960863 * long - 0.7034186147 * medium + 1.707614701 * short),
   );
 }
-// Owner colours: golden-angle hues on three lightness levels, so that neighbouring ids differ in grey too. A cycle of 256.
-export function ownerPalette(th) {
+
+/**
+ * Owner colours: golden-angle hues on three lightness levels, so that neighbouring ids differ in grey too. A cycle of 256.
+ * @param {Palette} palette
+ * @returns {Owners}
+ */
+export function ownerPalette(palette) {
   const css = [];
   const tint = [];
   const ink = [];
   for (let k = 0; k < 256; k++) {
-    const c = oklch(th.ownerL[k % 3], th.ownerC, (k * 137.508 + 250) % 360);
-    css.push(c);
-    tint.push(mix(c, th.bg, th.dark ? 0.62 : 0.66));
-    ink.push(contrast(c, "#101316") >= contrast(c, "#ffffff") ? "#101316" : "#ffffff");
+    const color = oklch(palette.ownerL[k % 3], palette.ownerC, (k * 137.508 + 250) % 360);
+    css.push(color);
+    tint.push(mix(color, palette.bg, palette.dark ? 0.62 : 0.66));
+    ink.push(contrast(color, "#101316") >= contrast(color, "#ffffff") ? "#101316" : "#ffffff");
   }
-  return { css, tint, ink, px: Uint32Array.from(css, abgr), tpx: Uint32Array.from(tint, abgr) };
+  return { css, tint, ink, pixels: Uint32Array.from(css, abgr), tintPixels: Uint32Array.from(tint, abgr) };
 }
-export function stateLut(th) {
-  // indexed by RANK
-  const n = STATES.length;
-  const a = new Uint32Array(n);
-  const b = new Uint32Array(n);
-  for (let r = 0; r < n; r++) {
-    const c = th.state[STATES[UNRANK[r]]];
-    a[r] = abgr(c[0]);
-    b[r] = abgr(c[1] || c[0]);
-  }
-  return { a, b };
+
+/**
+ * The pixels of the states, by rank.
+ * @param {Palette} palette
+ * @returns {StatePixels}
+ */
+export function statePixels(palette) {
+  const colors = Array.from(UNRANK, (state) => palette.state[STATES[state]]);
+  return {
+    plain: Uint32Array.from(colors, (pair) => abgr(pair[0])),
+    texture: Uint32Array.from(colors, (pair) => abgr(pair[1] || pair[0])),
+  };
 }

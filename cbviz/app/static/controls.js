@@ -1,20 +1,42 @@
-// What the user sets: scenario, model, discipline, policy, knobs, and prompts. Live knobs go out at once; the others wait for "Apply and restart".
-import { h, setText } from "./dom.js";
+// What the user sets: scenario, model, discipline, policy, knobs. Live knobs go out at once; the others wait for "Apply and restart".
+// @ts-check
+import { element, setText } from "./dom.js";
+
+/** @import { App } from "./page/state.js" */
+/** @import { Choice, ControlsMessage, Field } from "./messages.js" */
+
+/** @typedef {string | number | boolean | null} Value */
+
+/**
+ * Whether two values are the same to the user: 8 and "8" are, null and "" too.
+ * @param {Value} one
+ * @param {Value} other
+ */
+const sameValue = (one, other) => String(one ?? "") === String(other ?? "");
+
 export class Controls {
+  /**
+   * @param {HTMLElement} host
+   * @param {App} app
+   */
   constructor(host, app) {
     this.app = app;
-    this.fields = new Map();
+    /** @type {Map<string, Setting>} */
+    this.settings = new Map();
+    /** @type {Map<string, HTMLDetailsElement>} */
+    this.groups = new Map();
+    /** @type {Record<string, Value>} changes that wait for a restart */
     this.pending = {};
-    this.list = h("div", { class: "cb-fields" });
-    this.apply = h("button", {
+    this.list = element("div", { class: "cb-fields" });
+    this.apply = element("button", {
       type: "button",
       class: "cb-apply",
       text: "Apply and restart",
       disabled: true,
       onclick: () => app.send("restart", { changes: this.pending }),
     });
-    this.notes = h("ul", { class: "cb-notes" });
-    this.lesson = h("button", {
+    this.notes = element("ul", { class: "cb-notes" });
+    this.lesson = element("button", {
       type: "button",
       class: "cb-lesson",
       text: "Back to the link's start",
@@ -27,261 +49,211 @@ export class Controls {
     });
     host.append(this.list, this.apply, this.lesson, this.notes);
   }
-  // m.fields: [{ name, label, kind: select|int|float|bool, value, options: [[value, text, help]], noted: [values whose help is shown], help, unit, min, max, placeholder, live, cls, group, plain }]
-  show(m) {
-    if (this.names !== m.fields.map((f) => f.name).join()) {
-      this.names = m.fields.map((f) => f.name).join();
-      this.fields.clear();
-      this.groups = new Map();
-      this.list.replaceChildren();
-      for (const f of m.fields) this.build(f);
+
+  /** @param {ControlsMessage} message */
+  show({ fields, notes = [], locked = false }) {
+    const names = fields.map((field) => field.name);
+    if (names.join() !== [...this.settings.keys()].join()) this.rebuild(fields);
+    for (const field of fields) {
+      const setting = this.settings.get(field.name);
+      if (!setting) continue;
+      setting.update(field, field.name in this.pending, locked);
+      const reached = field.name in this.pending && sameValue(this.pending[field.name], field.value);
+      if (!reached) continue;
+      delete this.pending[field.name];
+      setting.write(field.value);
     }
-    for (const f of m.fields) {
-      const x = this.fields.get(f.name);
-      x.f = f;
-      if (f.kind === "select") this.options(x, f.options);
-      if (!(f.name in this.pending) && document.activeElement !== x.input) this.write(x, f.value);
-      if (f.name in this.pending && this.same(this.pending[f.name], f.value)) {
-        delete this.pending[f.name];
-        this.write(x, f.value);
-      }
-      x.input.disabled = !!m.locked;
-      if (f.group && f.plain === false && x.plain !== false) x.group.open = true;
-      x.plain = f.plain;
+    this.notes.replaceChildren(...notes.map((text) => element("li", { text })));
+    this.markPending();
+  }
+
+  /** @param {Field[]} fields */
+  rebuild(fields) {
+    this.settings.clear();
+    this.groups.clear();
+    this.list.replaceChildren();
+    for (const field of fields) {
+      const group = field.group ? this.groupOf(field.group) : null;
+      const setting = new Setting(field, group, (changed) => this.changed(changed));
+      this.settings.set(field.name, setting);
+      (group ?? this.list).append(setting.node);
     }
-    this.notes.replaceChildren(...(m.notes || []).map((t) => h("li", { text: t })));
-    this.mark();
   }
-  same(a, b) {
-    return String(a ?? "") === String(b ?? "");
+
+  /** @param {string} title */
+  groupOf(title) {
+    const known = this.groups.get(title);
+    if (known) return known;
+    const summary = element("summary", { text: title });
+    const group = element("details", { class: "cb-group cb-fields" }, summary);
+    this.groups.set(title, group);
+    this.list.append(group);
+    return group;
   }
-  build(f) {
-    const id = "cb-f-" + f.name;
-    const cls = f.cls || "cb-f-" + f.name;
-    const x = { f };
-    const change = () => this.changed(x);
-    x.input =
-      f.kind === "select"
-        ? h("select", { id, class: cls, onchange: change })
-        : f.kind === "bool"
-          ? h("input", { type: "checkbox", id, class: cls, onchange: change })
-          : h("input", {
-              type: "number",
-              id,
-              class: cls,
-              inputmode: "numeric",
-              min: f.min,
-              max: f.max,
-              step: f.kind === "float" ? "any" : 1,
-              placeholder: f.placeholder,
-              onchange: change,
-              onkeydown: (e) => {
-                if (e.key === "Escape") {
-                  this.write(x, x.f.value);
-                  this.changed(x);
-                }
-              },
-            });
-    x.error = h("p", { class: "cb-error", id: id + "-e", role: "alert", hidden: true });
-    x.input.setAttribute("aria-describedby", id + "-e");
-    x.note = h("p", { class: "cb-note cb-choice", id: id + "-n", role: "status", hidden: true });
-    if (f.noted) x.input.setAttribute("aria-describedby", `${id}-e ${id}-n`);
-    x.label = h("label", { for: id, title: f.help + (f.live ? "" : " Takes a restart.") }, f.label);
-    x.row = h(
-      "div",
-      { class: "cb-field" + (f.kind === "select" ? " cb-wide" : "") },
-      x.label,
-      x.input,
-      x.note,
-      x.error,
-    );
-    this.fields.set(f.name, x);
-    if (f.group) x.group = this.group(f.group);
-    (x.group || this.list).append(x.row);
-  }
-  group(title) {
-    let g = this.groups.get(title);
-    if (!g) {
-      g = h("details", { class: "cb-group cb-fields" }, h("summary", { text: title }));
-      this.groups.set(title, g);
-      this.list.append(g);
+
+  /** @param {Setting} setting */
+  changed(setting) {
+    const { name, label, live, value } = setting.field;
+    setting.showError("");
+    setting.explainChoice();
+    if (!setting.valid) {
+      setting.showError(`${label}: this is not a number`);
+      return;
     }
-    return g;
-  }
-  options(x, list) {
-    const key = list.map((o) => o[0] + o[1]).join("|");
-    if (x.key === key) return;
-    x.key = key;
-    const v = x.input.value;
-    x.input.replaceChildren(...list.map(([value, text, help]) => h("option", { value, text, title: help })));
-    x.input.value = v;
-  }
-  write(x, v) {
-    if (x.f.kind === "bool") x.input.checked = !!v;
-    else x.input.value = v ?? "";
-    if (x.f.kind === "select") {
-      const o = (x.f.options || []).find((p) => p[0] === v);
-      x.input.title = o && o[2] ? o[2] : x.f.help;
-    }
-    this.tell(x);
-  }
-  tell(x) {
-    if (!x.f.noted) return;
-    const v = x.input.value;
-    const o = x.f.options.find((p) => p[0] === v);
-    const t = x.f.noted.includes(v) && o ? o[2] : "";
-    setText(x.note, t);
-    x.note.hidden = !t;
-    if (o) x.input.title = o[2] || x.f.help;
-  } // what a choice costs stands below it
-  read(x) {
-    return x.f.kind === "bool"
-      ? x.input.checked
-      : x.f.kind === "select"
-        ? x.input.value
-        : x.input.value.trim();
-  }
-  changed(x) {
-    const v = this.read(x);
-    const { name, live, value } = x.f;
-    this.fail(name, "");
-    this.tell(x);
-    if (x.f.kind !== "bool" && x.f.kind !== "select" && x.input.validity.badInput) {
-      return this.fail(name, `${x.f.label}: this is not a number`);
-    }
+    const chosen = setting.read();
     if (live) {
-      this.app.send("set", { field: name, value: v });
-    } else {
-      if (this.same(v, value)) delete this.pending[name];
-      else this.pending[name] = v;
-      this.mark();
+      this.app.send("set", { field: name, value: chosen });
+      return;
     }
+    if (sameValue(chosen, value)) delete this.pending[name];
+    else this.pending[name] = chosen;
+    this.markPending();
   }
-  mark() {
-    for (const [n, x] of this.fields) x.row.classList.toggle("cb-pending", n in this.pending);
-    const k = Object.keys(this.pending).length;
-    this.apply.disabled = !k;
-    setText(this.apply, k ? `Apply and restart (${k})` : "Apply and restart");
+
+  markPending() {
+    for (const [name, { node }] of this.settings) node.classList.toggle("cb-pending", name in this.pending);
+    const number = Object.keys(this.pending).length;
+    this.apply.disabled = !number;
+    setText(this.apply, number ? `Apply and restart (${number})` : "Apply and restart");
   }
-  fail(field, text) {
-    const x = this.fields.get(field);
-    if (!x) return false;
-    if (text && x.group) x.group.open = true;
-    setText(x.error, text);
-    x.error.hidden = !text;
-    x.input.setAttribute("aria-invalid", String(!!text));
-    return true;
+
+  /**
+   * Shows an error at its field, or takes it away.
+   * @param {string} name
+   * @param {string} text
+   * @returns {boolean} false: there is no such field
+   */
+  showError(name, text) {
+    const setting = this.settings.get(name);
+    setting?.showError(text);
+    return !!setting;
   }
-  clear() {
-    for (const n of this.fields.keys()) this.fail(n, "");
+
+  clearErrors() {
+    for (const setting of this.settings.values()) setting.showError("");
   }
 }
-const BEAMS =
-  "Beam search: this many of the most probable sequences go on side by side and share blocks; the best comes first in the end. Needs a real model.";
-const ANSWERS =
-  "Sequences from this one prompt (n): it is computed once, its blocks are shared, and each answer needs a seat. Several are drawn at temperature 0.8, so that they differ; one alone is greedy.";
-export class PromptBox {
-  constructor(host, app) {
-    this.app = app;
-    this.text = h("textarea", {
-      class: "cb-prompt",
-      dir: "auto",
-      rows: 2,
-      placeholder: "Type a prompt; it joins the next step",
-      "aria-label": "Prompt",
-      "aria-describedby": "cb-prompt-e",
-      maxlength: 200000,
-      onkeydown: (e) => {
-        if (e.key === "Enter" && !e.shiftKey) {
-          e.preventDefault();
-          this.add();
-        }
+
+/** One field: its label, its input, what the choice costs, its error. */
+class Setting {
+  /**
+   * @param {Field} field
+   * @param {HTMLDetailsElement | null} group
+   * @param {(setting: Setting) => void} changed
+   */
+  constructor(field, group, changed) {
+    const id = "cb-f-" + field.name;
+    this.field = field;
+    this.group = group;
+    this.changed = changed;
+    /** Choices that the select has. */
+    this.choices = "";
+    /** @type {boolean | undefined} the field was at its usual value */
+    this.plain = undefined;
+    this.input = this.makeInput(id);
+    this.error = element("p", { class: "cb-error", id: id + "-e", role: "alert", hidden: true });
+    this.note = element("p", { class: "cb-note cb-choice", id: id + "-n", role: "status", hidden: true });
+    this.input.setAttribute("aria-describedby", field.noted ? `${id}-e ${id}-n` : `${id}-e`);
+    const title = field.help + (field.live ? "" : " Takes a restart.");
+    this.node = element(
+      "div",
+      { class: field.kind === "select" ? "cb-field cb-wide" : "cb-field" },
+      element("label", { for: id, title }, field.label),
+      this.input,
+      this.note,
+      this.error,
+    );
+  }
+
+  /** @param {string} id */
+  makeInput(id) {
+    const { kind, cls, min, max, placeholder } = this.field;
+    const attributes = { id, class: cls || id, onchange: () => this.changed(this) };
+    if (kind === "select") return element("select", attributes);
+    if (kind === "bool") return element("input", { type: "checkbox", ...attributes });
+    return element("input", {
+      type: "number",
+      inputmode: "numeric",
+      min,
+      max,
+      step: kind === "float" ? "any" : 1,
+      placeholder,
+      ...attributes,
+      onkeydown: (event) => {
+        if (event.key !== "Escape") return;
+        this.write(this.field.value);
+        this.changed(this);
       },
     });
-    this.max = h("input", {
-      type: "number",
-      class: "cb-maxtokens",
-      min: 1,
-      value: 64,
-      "aria-label": "Most new tokens",
-    });
-    this.answers = h("input", {
-      type: "number",
-      class: "cb-answers",
-      min: 1,
-      value: 1,
-      "aria-label": "Answers (n)",
-      "aria-describedby": "cb-prompt-e",
-      title: ANSWERS,
-    });
-    this.error = h("p", { class: "cb-error", id: "cb-prompt-e", role: "alert", hidden: true });
-    this.said = h("p", { class: "cb-note", role: "status" });
-    this.way = h(
-      "select",
-      { class: "cb-answerway", "aria-label": "Several answers: drawn, or by beam search", title: ANSWERS },
-      h("option", { value: "draws", text: "answers", title: ANSWERS }),
-      h("option", { value: "beams", text: "beams", title: BEAMS }),
+  }
+
+  /**
+   * @param {Field} field
+   * @param {boolean} pending the user has chosen something else, which waits
+   * @param {boolean} locked
+   */
+  update(field, pending, locked) {
+    this.field = field;
+    if (field.kind === "select") this.showChoices(field.options);
+    if (!pending && document.activeElement !== this.input) this.write(field.value);
+    this.input.disabled = locked;
+    if (this.group && field.plain === false && this.plain !== false) this.group.open = true;
+    this.plain = field.plain;
+  }
+
+  /** @param {Choice[]} options */
+  showChoices(options) {
+    const choices = options.map(([value, text]) => value + text).join("|");
+    if (this.choices === choices) return;
+    this.choices = choices;
+    const chosen = this.input.value;
+    this.input.replaceChildren(
+      ...options.map(([value, text, help]) => element("option", { value, text, title: help })),
     );
-    this.way.addEventListener("change", () => {
-      const beams = this.way.value === "beams";
-      this.way.title = this.answers.title = beams ? BEAMS : ANSWERS;
-      this.answers.setAttribute("aria-label", beams ? "Beams" : "Answers (n)");
-      if (beams && Number(this.answers.value) < 2) this.answers.value = 4;
-    }); // a beam alone is no search
-    this.button = h("button", { type: "button", class: "cb-add", text: "Add", onclick: () => this.add() });
-    host.append(
-      this.text,
-      h(
-        "div",
-        { class: "cb-row cb-ask" },
-        h("label", { class: "cb-inline" }, "max tokens", this.max),
-        h("div", { class: "cb-inline" }, this.way, this.answers),
-        this.button,
-      ),
-      this.error,
-      this.said,
-    );
+    this.input.value = chosen;
   }
-  // Beams need probabilities: where tokens are made up or repeated there is nothing to choose.
-  canSearch(yes) {
-    const o = this.way.options[1];
-    o.disabled = !yes;
-    o.title = yes ? BEAMS : "Beam search needs probabilities: choose a real model under Setup.";
-    if (!yes && this.way.value === "beams") {
-      this.way.value = "draws";
-      this.way.dispatchEvent(new Event("change"));
-    }
+
+  /** @param {Value} value */
+  write(value) {
+    if (this.input instanceof HTMLInputElement && this.field.kind === "bool") this.input.checked = !!value;
+    else this.input.value = String(value ?? "");
+    if (this.field.kind === "select") this.input.title = this.helpOf(value) || this.field.help;
+    this.explainChoice();
   }
-  add() {
-    this.fail("");
-    for (const [x, name] of [
-      [this.max, "max tokens"],
-      [this.answers, "answers"],
-    ]) {
-      if (x.validity.badInput) return this.fail(`${name}: this is not a number`);
-    }
-    this.waiting = this.text.value;
-    this.app.send("add", { prompt: this.text.value, ...this.asked() });
+
+  /** What a choice costs stands below it. */
+  explainChoice() {
+    const { noted, help } = this.field;
+    if (!noted) return;
+    const chosen = this.input.value;
+    const known = this.field.options.some(([value]) => value === chosen);
+    const text = noted.includes(chosen) ? this.helpOf(chosen) : "";
+    setText(this.note, text);
+    this.note.hidden = !text;
+    if (known) this.input.title = this.helpOf(chosen) || help;
   }
-  asked() {
-    const of = (x) => (x.value.trim() === "" ? null : Number(x.value));
-    return { max_tokens: of(this.max), n: of(this.answers) ?? 1, beams: this.way.value === "beams" };
-  } // for a fork as well
-  fail(t) {
-    setText(this.error, t);
-    this.error.hidden = !t;
-    if (t) setText(this.said, "");
-    this.text.setAttribute("aria-invalid", String(!!t));
+
+  /** @param {Value} chosen */
+  helpOf(chosen) {
+    return this.field.options?.find(([value]) => value === chosen)?.[2] ?? "";
   }
-  added(id) {
-    if (this.text.value === this.waiting) this.text.value = "";
-    setText(this.said, `${id} joins the next step`);
-    this.joining = id;
+
+  read() {
+    const { kind } = this.field;
+    if (this.input instanceof HTMLInputElement && kind === "bool") return this.input.checked;
+    return kind === "select" ? this.input.value : this.input.value.trim();
   }
-  joined(R) {
-    if (this.joining && R.index.has(this.joining)) {
-      setText(this.said, "");
-      this.joining = null;
-    }
+
+  /** False: what was typed is no number. */
+  get valid() {
+    return !this.input.validity.badInput;
+  }
+
+  /** @param {string} text empty: no error */
+  showError(text) {
+    if (text && this.group) this.group.open = true;
+    setText(this.error, text);
+    this.error.hidden = !text;
+    this.input.setAttribute("aria-invalid", String(!!text));
   }
 }

@@ -1,29 +1,65 @@
 // Small helpers for elements. Text always goes in as text: nothing here parses HTML.
-export function h(tag, attrs = {}, ...children) {
-  const e = document.createElement(tag);
-  for (const [k, v] of Object.entries(attrs)) {
-    if (v === null || v === undefined || v === false) continue;
-    if (k.startsWith("on")) e.addEventListener(k.slice(2), v);
-    else if (k === "text") e.textContent = v;
-    else e.setAttribute(k, v === true ? "" : v);
+// @ts-check
+
+/**
+ * Attributes of an element. `text` is its text, `on...` are listeners; null, undefined and false are left out.
+ * @typedef {{
+ *   text?: string,
+ *   onclick?: (event: MouseEvent) => void,
+ *   onkeydown?: (event: KeyboardEvent) => void,
+ *   oninput?: (event: Event) => void,
+ *   onchange?: (event: Event) => void,
+ *   [name: string]: unknown,
+ * }} Attributes
+ */
+
+/**
+ * A new element with attributes and children.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Attributes} [attributes]
+ * @param {...(Node | string | null | undefined)} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) {
+      made.addEventListener(name.slice(2), /** @type {EventListener} */ (value));
+    } else if (name === "text") {
+      made.textContent = String(value);
+    } else if (name === "style") {
+      made.style.cssText = String(value);
+    } // as an attribute a page's policy may forbid it
+    else {
+      made.setAttribute(name, value === true ? "" : String(value));
+    }
   }
-  e.append(...children.filter((c) => c !== null && c !== undefined));
-  return e;
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
 }
+
 const SVG = "http://www.w3.org/2000/svg";
-export function icon(d, size = 14) {
-  const s = document.createElementNS(SVG, "svg");
-  const p = document.createElementNS(SVG, "path");
-  s.setAttribute("viewBox", "0 0 16 16");
-  s.setAttribute("width", size);
-  s.setAttribute("height", size);
-  s.setAttribute("aria-hidden", "true");
-  s.setAttribute("class", "cb-icon");
-  p.setAttribute("d", d);
-  p.setAttribute("fill", "currentColor");
-  s.append(p);
-  return s;
+
+/**
+ * @param {string} outline path of the drawing, in a box of 16 by 16
+ * @param {number} size
+ */
+export function icon(outline, size = 14) {
+  const svg = document.createElementNS(SVG, "svg");
+  const path = document.createElementNS(SVG, "path");
+  svg.setAttribute("viewBox", "0 0 16 16");
+  svg.setAttribute("width", String(size));
+  svg.setAttribute("height", String(size));
+  svg.setAttribute("aria-hidden", "true");
+  svg.setAttribute("class", "cb-icon");
+  path.setAttribute("d", outline);
+  path.setAttribute("fill", "currentColor");
+  svg.append(path);
+  return svg;
 }
+
 export const ICON = {
   reset: "M3 3h2v10H3zM13 3v10L6 8z",
   back: "M11 3v10L4 8z",
@@ -43,32 +79,72 @@ export const ICON = {
   bars: "M2 3h12v3H2zM3 4v1h5V4zM2 8h12v3H2zM3 9v1h8V9zM2 12.5h12v1H2z",
   fit: "M2 2h12v12H2zM3.5 3.5v9h9v-9zM6 6h4v4H6z",
 };
-// Makes `host` hold one child a key, in order; `make(item)` builds it, `update(node, item)` refreshes it. Nodes that stay are not touched.
-export function sync(host, items, keyOf, make, update) {
-  const had = host._keys || (host._keys = new Map());
-  const keys = items.map(keyOf);
+
+/**
+ * The rows that `sync` keeps, by host and key.
+ * @type {WeakMap<Element, Map<string | number, { node: Element }>>}
+ */
+const rowsOf = new WeakMap();
+
+/**
+ * Makes `host` hold one row a key, in order. Nodes that stay are not touched.
+ * @template Item
+ * @template {{ node: Element }} Row
+ * @param {Element} host
+ * @param {readonly Item[]} items
+ * @param {{
+ *   key: (item: Item) => string | number,
+ *   make: (item: Item) => Row,
+ *   update?: (row: Row, item: Item) => void,
+ * }} how
+ */
+export function sync(host, items, { key, make, update }) {
+  const rows = /** @type {Map<string | number, Row>} */ (rowsOf.get(host) ?? new Map());
+  rowsOf.set(host, rows);
+  const keys = items.map(key);
   const keep = new Set(keys);
-  for (const [k, n] of had) {
-    if (!keep.has(k)) {
-      n.remove();
-      had.delete(k);
-    }
-  } // first, so that the rest need not move
-  let at = host.firstChild;
+  // What goes leaves first, so that the rest need not move.
+  for (const [known, row] of rows) {
+    if (keep.has(known)) continue;
+    row.node.remove();
+    rows.delete(known);
+  }
+  let next = host.firstChild;
   items.forEach((item, i) => {
-    let n = had.get(keys[i]);
-    if (!n) {
-      n = make(item);
-      had.set(keys[i], n);
+    let row = rows.get(keys[i]);
+    if (!row) {
+      row = make(item);
+      rows.set(keys[i], row);
     }
-    if (update) update(n, item);
-    if (n === at) at = at.nextSibling;
-    else host.insertBefore(n, at);
+    update?.(row, item);
+    if (row.node === next) next = next.nextSibling;
+    else host.insertBefore(row.node, next);
   });
 }
-export const setText = (n, s) => {
-  if (n.textContent !== s) n.textContent = s;
-};
-export const setAttr = (n, k, v) => {
-  if (n.getAttribute(k) !== v) n.setAttribute(k, v);
-};
+
+/**
+ * @param {Element} node
+ * @param {string} text
+ */
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/**
+ * @param {Element} node
+ * @param {string} name
+ * @param {string} value
+ */
+export function setAttr(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+/**
+ * The drawing context of a canvas.
+ * @param {HTMLCanvasElement} canvas
+ */
+export function contextOf(canvas) {
+  const context = canvas.getContext("2d");
+  if (!context) throw new Error("this browser gives no canvas to draw on");
+  return context;
+}

@@ -1,7 +1,14 @@
 // What the widget does when its kernel has ended or can't be reached: it says so, and what needs a kernel is off.
-import { h, setText } from "./dom.js";
+// @ts-check
+import { element, setText } from "./dom.js";
 import { watchWidget } from "../jupyter/voila/templates/cbviz/static/kernel.js";
 
+/** @import { KernelState } from "../jupyter/voila/templates/cbviz/static/kernel.js" */
+/** @import { KernelModel } from "./messages.js" */
+
+/** @typedef {HTMLButtonElement | HTMLSelectElement | HTMLInputElement | HTMLTextAreaElement} Control */
+
+/** @type {Record<KernelState, string>} */
 const KERNEL_TEXTS = {
   "": "",
   lost: "The connection to the kernel is lost. Trying again.",
@@ -16,24 +23,27 @@ const LOOKING =
 
 export class KernelNotice {
   /**
-   * @param {any} model anywidget's model
+   * @param {KernelModel} model
    * @param {HTMLElement} root the widget
    * @param {(on: boolean) => void} onChange told whether the kernel can be asked
    */
   constructor(model, root, onChange) {
     this.root = root;
     this.onChange = onChange;
-    this.bar = h("div", { class: "cb-kernelbar", role: "alert", hidden: true });
+    this.bar = element("div", { class: "cb-kernelbar", role: "alert", hidden: true });
+    /** @type {Control[]} controls that we have switched off */
     this.off = [];
+    /** @type {KernelState} */
     this.state = "";
     this.stop = watchWidget(model, (state) => this.show(state));
   }
 
-  /** @param {"" | "lost" | "unreachable" | "ended"} state */
+  /** @param {KernelState} state */
   show(state) {
     if (this.state === "ended") return;
     this.state = state;
-    const itsOwnPage = document.body.hasAttribute("data-voila"); // it has a notice of its own, with a button that loads it again
+    // Voilà's page has a notice of its own, with a button that loads it again.
+    const itsOwnPage = document.body.hasAttribute("data-voila");
     setText(this.bar, KERNEL_TEXTS[state]);
     this.bar.hidden = !state || itsOwnPage;
     this.root.classList.toggle("cb-nokernel", !!state);
@@ -43,7 +53,9 @@ export class KernelNotice {
   }
 
   switchOff() {
-    for (const control of this.root.querySelectorAll("button, select, input, textarea")) {
+    /** @type {NodeListOf<Control>} */
+    const controls = this.root.querySelectorAll("button, select, input, textarea");
+    for (const control of controls) {
       if (control.disabled || control.matches(LOOKING)) continue;
       control.disabled = true;
       this.off.push(control);

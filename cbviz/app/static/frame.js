@@ -1,334 +1,348 @@
 // A transparent Plotly figure that owns axes, zoom and pan, exactly over a canvas ("under") and below another one ("over").
-export const el = (tag, css, attrs = {}) => {
-  const e = document.createElement(tag);
-  if (css) e.style.cssText = css;
-  for (const k in attrs) e.setAttribute(k, attrs[k]);
-  return e;
-};
-const PLOTLY = {
-  displaylogo: false,
-  displayModeBar: false,
-  showSendToCloud: false,
-  plotlyServerURL: "",
-  showTips: false,
-  doubleClick: false,
-  responsive: false,
-};
+// @ts-check
+import { NO_TRACES, PLOTLY_CONFIG, plotLayout } from "./plotlayout.js";
+import { contextOf, element } from "./dom.js";
+
+/** @import { FrameView, Geometry, Place, PlotlyElement, PlotlyLibrary, Relayout, Theme } from "./page.js" */
+
+const CLICK_PX = 4;
+const CLICK_MS = 600;
+const RESIZE_MS = 30;
+
 export class Frame {
-  // o: { role, label, scroll, traces(th), layout(th), paint(frame, ctx, geom), over(frame, ctx, geom), hover(pt | null), click(pt), key(ev) -> bool, home() -> ranges, moved(frame), resized(frame), dirty() }
-  constructor(Plotly, host, o) {
-    Object.assign(this, { Plotly, o, dead: false, du: true, dov: true, painted: 0, reg: [] });
-    this.root = el("div", "position:absolute;inset:0;outline-offset:-2px", {
+  /**
+   * @param {PlotlyLibrary} Plotly
+   * @param {HTMLElement} host
+   * @param {FrameView} view
+   */
+  constructor(Plotly, host, view) {
+    this.Plotly = Plotly;
+    this.view = view;
+    this.dead = false;
+    this.underDirty = true;
+    this.overDirty = true;
+    /** The canvas below has another size or other colours: it is painted whole. */
+    this.fresh = true;
+    /** @type {(() => void)[]} */
+    this.listeners = [];
+    this.root = element("div", {
+      style: "position:absolute;inset:0;outline-offset:-2px",
       tabindex: "0",
       role: "application",
-      "aria-roledescription": o.role,
-      "aria-label": o.label,
+      "aria-roledescription": view.role,
+      "aria-label": view.label,
       "data-lm-suppress-shortcuts": "true",
       class: "cb-frame",
     });
-    this.under = el("canvas", "position:absolute;image-rendering:pixelated", {
+    this.under = element("canvas", {
+      style: "position:absolute;image-rendering:pixelated",
       role: "img",
-      "aria-label": o.label,
+      "aria-label": view.label,
     });
-    this.gd = el("div", "position:absolute;inset:0");
-    this.over = el("canvas", "position:absolute;left:0;top:0;pointer-events:none", { "aria-hidden": "true" });
-    this.tip = el("div", "", { "aria-hidden": "true", class: "cb-tip" });
-    this.root.append(this.under, this.gd, this.over, this.tip);
+    this.plot = /** @type {PlotlyElement} */ (
+      /** @type {HTMLElement} */ (element("div", { style: "position:absolute;inset:0" }))
+    );
+    this.over = element("canvas", {
+      style: "position:absolute;left:0;top:0;pointer-events:none",
+      "aria-hidden": "true",
+    });
+    this.tip = element("div", { "aria-hidden": "true", class: "cb-tip" });
+    this.root.append(this.under, this.plot, this.over, this.tip);
     host.append(this.root);
-    this.uctx = this.under.getContext("2d");
-    this.octx = this.over.getContext("2d");
+    this.underContext = contextOf(this.under);
+    this.overContext = contextOf(this.over);
+    /** The pixels of the canvas below, for views that paint pixel by pixel. */
+    this.image = new ImageData(1, 1);
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.underStyle = "";
+    // The plot's size is remembered: reading it in a frame would force a layout.
+    this.frameWidth = 0;
+    this.frameHeight = 0;
+    this.resizeTimer = 0;
+    this.sizes = new ResizeObserver(() => this.resize());
   }
-  layout(th) {
-    const ax = {
-      showgrid: false,
-      zeroline: false,
-      ticks: "outside",
-      ticklen: 3,
-      tickcolor: th.line,
-      linecolor: th.line,
-      showline: true,
-      color: th.mute,
-      title: { font: { size: 11, color: th.mute }, standoff: 4 },
-    };
-    const l = this.o.layout(th);
-    const k = th.scale || 1;
-    const large = (o) => (o && o.size ? { ...o, size: o.size * k } : o);
-    const margin = { l: 58, r: 10, t: 4, b: 32, ...l.margin };
-    for (const s in margin) margin[s] *= k;
-    const m = (a, b) => {
-      const v = { ...a, ...b };
-      const t = { ...a.title, ...b.title };
-      return {
-        ...v,
-        ...(v.tickfont ? { tickfont: large(v.tickfont) } : {}),
-        title: { ...t, font: large(t.font) },
-      };
-    };
-    return {
-      ...l,
-      autosize: true,
-      margin,
-      plot_bgcolor: "rgba(0,0,0,0)",
-      paper_bgcolor: "rgba(0,0,0,0)",
-      font: { family: th.font, size: 11 * k, color: th.mute },
-      showlegend: false,
-      hovermode: false,
-      dragmode: "pan",
-      uirevision: "keep",
-      xaxis: m(ax, l.xaxis),
-      yaxis: m(ax, l.yaxis),
-    };
-  }
-  async init(th) {
-    this.th = th;
-    const traces = this.o.traces
-      ? this.o.traces(th)
-      : [
-          {
-            type: "scatter",
-            mode: "markers",
-            x: [null],
-            y: [null],
-            marker: { opacity: 0 },
-            hoverinfo: "none",
-          },
-        ];
-    await this.Plotly.newPlot(this.gd, traces, this.layout(th), { ...PLOTLY, scrollZoom: !!this.o.scroll });
+
+  /** @param {Theme} theme */
+  async init(theme) {
+    this.theme = theme;
+    const traces = this.view.traces?.(theme) ?? NO_TRACES;
+    const config = { ...PLOTLY_CONFIG, scrollZoom: !!this.view.scroll };
+    await this.Plotly.newPlot(this.plot, traces, plotLayout(this.view, theme), config);
     if (this.dead) return;
-    const on = (t, ev, f, opt) => {
-      t.addEventListener(ev, f, opt);
-      this.reg.push(() => t.removeEventListener(ev, f, opt));
-    };
-    const mark = () => {
-      this.du = this.dov = true;
-      this.o.dirty();
-    };
-    this.gd.on("plotly_relayouting", () => {
-      mark();
+    this.listenToPlotly();
+    this.listenToMouse();
+    this.listenToFocus();
+    this.frameWidth = this.plot.clientWidth;
+    this.frameHeight = this.plot.clientHeight;
+    this.sizes.observe(this.root);
+    this.watchPixelRatio();
+    this.repaint();
+  }
+
+  /**
+   * Listens until the frame is destroyed.
+   * @template {Event} Kind
+   * @param {EventTarget} target
+   * @param {string} event
+   * @param {(event: Kind) => void} listener
+   * @param {boolean} [capture]
+   */
+  listen(target, event, listener, capture = false) {
+    const plain = /** @type {EventListener} */ (/** @type {unknown} */ (listener));
+    target.addEventListener(event, plain, capture);
+    this.listeners.push(() => target.removeEventListener(event, plain, capture));
+  }
+
+  listenToPlotly() {
+    this.plot.on("plotly_relayouting", () => {
+      this.repaint();
       this.hideTip();
     });
-    this.gd.on("plotly_relayout", () => {
-      mark();
-      if (this.o.moved) this.o.moved(this);
+    this.plot.on("plotly_relayout", () => {
+      this.repaint();
+      this.view.moved?.(this);
     });
-    this.gd.on("plotly_afterplot", mark);
-    this.gd.on("plotly_doubleclick", () => this.fit());
-    // Hover and click are our own, from the mouse position (a drag makes Plotly put a cover over the page, so a click is told from down and up).
+    this.plot.on("plotly_afterplot", () => this.repaint());
+    this.plot.on("plotly_doubleclick", () => this.fit());
+  }
+
+  /** Hover and click are our own, from the mouse position: a drag makes Plotly put a cover over the page, so a click is told from down and up. */
+  listenToMouse() {
+    /** @type {MouseEvent | null} */
     let down = null;
-    on(this.gd, "mousemove", (e) => {
-      if (!e.buttons && this.o.hover) this.o.hover(this.pick(e));
+    this.listen(this.plot, "mousemove", (/** @type {MouseEvent} */ event) => {
+      if (!event.buttons) this.view.hover?.(this.pick(event));
     });
-    on(this.gd, "mouseleave", () => {
+    this.listen(this.plot, "mouseleave", () => {
       this.hideTip();
-      if (this.o.hover) this.o.hover(null);
+      this.view.hover?.(null);
     });
-    on(
-      this.gd,
-      "mousedown",
-      (e) => {
-        down = { x: e.clientX, y: e.clientY, t: e.timeStamp };
-      },
-      true,
-    );
-    on(
-      window,
-      "mouseup",
-      (e) => {
-        if (
-          down &&
-          Math.hypot(e.clientX - down.x, e.clientY - down.y) < 4 &&
-          e.timeStamp - down.t < 600 &&
-          e.detail < 2
-        ) {
-          const p = this.pick(e);
-          if (p && this.o.click) this.o.click(p);
-        }
-        down = null;
-      },
-      true,
-    );
-    on(this.root, "keydown", (e) => {
-      if (e.target === this.root && this.o.key && this.root.matches(":focus-visible") && this.o.key(e)) {
-        e.preventDefault();
-        e.stopPropagation();
-      }
-    });
-    on(this.root, "focus", () => {
-      this.dov = true;
-      this.o.dirty();
-    });
-    on(this.root, "blur", () => {
-      this.dov = true;
-      this.o.dirty();
-    });
-    this.cw = this.gd.clientWidth;
-    this.ch = this.gd.clientHeight; // remembered: reading them in a frame would force a layout
-    this.ro = new ResizeObserver(() => {
-      this.cw = this.gd.clientWidth;
-      this.ch = this.gd.clientHeight;
-      if (this.dead || !this.cw) return;
-      clearTimeout(this.rt);
-      this.rt = setTimeout(() => {
-        if (this.dead) return;
-        if (this.o.resized) this.o.resized(this);
-        this.Plotly.Plots.resize(this.gd);
-      }, 30);
-    });
-    this.ro.observe(this.root);
-    const watch = () => {
-      this.mq = matchMedia(`(resolution: ${devicePixelRatio}dppx)`);
-      this.mq.addEventListener(
-        "change",
-        () => {
-          if (!this.dead) {
-            mark();
-            watch();
-          }
-        },
-        { once: true },
-      );
+    const press = (/** @type {MouseEvent} */ event) => {
+      down = event;
     };
-    watch();
-    mark();
+    const release = (/** @type {MouseEvent} */ event) => {
+      const start = down;
+      down = null;
+      if (!start || event.detail >= 2) return;
+      const moved = Math.hypot(event.clientX - start.clientX, event.clientY - start.clientY);
+      if (moved >= CLICK_PX || event.timeStamp - start.timeStamp >= CLICK_MS) return;
+      const place = this.pick(event);
+      if (place) this.view.click?.(place);
+    };
+    this.listen(this.plot, "mousedown", press, true);
+    this.listen(window, "mouseup", release, true);
   }
+
+  listenToFocus() {
+    this.listen(this.root, "keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (event.target !== this.root || !this.root.matches(":focus-visible")) return;
+      if (!this.view.key?.(event)) return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    for (const event of ["focus", "blur"]) this.listen(this.root, event, () => this.repaintOver());
+  }
+
+  /** A window that moves to another screen, or a page that is zoomed, has another pixel ratio. */
+  watchPixelRatio() {
+    const changed = () => {
+      if (this.dead) return;
+      this.repaint();
+      this.watchPixelRatio();
+    };
+    matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener("change", changed, { once: true });
+  }
+
+  resize() {
+    this.frameWidth = this.plot.clientWidth;
+    this.frameHeight = this.plot.clientHeight;
+    if (this.dead || !this.frameWidth) return;
+    clearTimeout(this.resizeTimer);
+    this.resizeTimer = setTimeout(() => {
+      if (this.dead) return;
+      this.view.resized?.(this);
+      this.Plotly.Plots.resize(this.plot);
+    }, RESIZE_MS);
+  }
+
+  /** Both canvases, in the next animation frame. */
+  repaint() {
+    this.underDirty = true;
+    this.repaintOver();
+  }
+
+  /** Only what lies over the plot: cursor, selection, hover. */
+  repaintOver() {
+    this.overDirty = true;
+    this.view.markDirty();
+  }
+
+  /** Whether plotly has drawn its axes. */
   get ready() {
-    return !this.dead && !!(this.gd._fullLayout && this.gd._fullLayout._size);
+    return !this.dead && !!this.plot._fullLayout?._size;
   }
-  pick(e) {
-    const r = this.gd.getBoundingClientRect();
-    const fl = this.gd._fullLayout;
-    const s = fl._size;
-    const px = (e.clientX - r.left) * (this.gd.clientWidth / r.width) - s.l;
-    const py = (e.clientY - r.top) * (this.gd.clientHeight / r.height) - s.t;
-    if (px < 0 || py < 0 || px > s.w || py > s.h) return null;
-    return { x: fl.xaxis.p2d(px), y: fl.yaxis.p2d(py), px: px + s.l, py: py + s.t };
+
+  /** What plotly has worked out; only when `ready`. */
+  get plotted() {
+    const layout = this.plot._fullLayout;
+    if (!layout) throw new Error("plotly has not drawn this frame yet");
+    return layout;
   }
-  // Integers of device pixels, so that the canvas is never blurred and lies exactly under the plot area.
-  geom() {
-    const fl = this.gd._fullLayout;
-    const s = fl._size;
-    const dpr = window.devicePixelRatio || 1;
-    const X = Math.round(s.l * dpr);
-    const Y = Math.round(s.t * dpr);
-    const W = Math.max(1, Math.round((s.l + s.w) * dpr) - X);
-    const H = Math.max(1, Math.round((s.t + s.h) * dpr) - Y);
-    const x = fl.xaxis.range;
-    const y = fl.yaxis.range;
+
+  /**
+   * The place under the mouse; null outside the plot's area.
+   * @param {MouseEvent} event
+   * @returns {Place | null}
+   */
+  pick(event) {
+    const box = this.plot.getBoundingClientRect();
+    const { _size: area, xaxis, yaxis } = this.plotted;
+    const px = (event.clientX - box.left) * (this.plot.clientWidth / box.width) - area.l;
+    const py = (event.clientY - box.top) * (this.plot.clientHeight / box.height) - area.t;
+    if (px < 0 || py < 0 || px > area.w || py > area.h) return null;
+    return { x: xaxis.p2d(px), y: yaxis.p2d(py), px: px + area.l, py: py + area.t };
+  }
+
+  /**
+   * Where the plot's area lies. Its edges are whole device pixels, so that the canvas is never blurred and lies exactly under it.
+   * @returns {Geometry}
+   */
+  geometry() {
+    const { _size: area, xaxis, yaxis } = this.plotted;
+    const ratio = window.devicePixelRatio || 1;
+    const deviceLeft = Math.round(area.l * ratio);
+    const deviceTop = Math.round(area.t * ratio);
+    const [x0, x1] = xaxis.range;
+    const [y1, y0] = yaxis.range;
     return {
-      dpr,
-      X,
-      Y,
-      W,
-      H,
-      l: s.l,
-      t: s.t,
-      w: s.w,
-      h: s.h,
-      cw: this.cw,
-      ch: this.ch,
-      x0: +x[0],
-      x1: +x[1],
-      y0: +y[1],
-      y1: +y[0],
-      sx: s.w / (x[1] - x[0]),
-      sy: s.h / (y[0] - y[1]),
+      ratio,
+      deviceLeft,
+      deviceTop,
+      deviceWidth: Math.max(1, Math.round((area.l + area.w) * ratio) - deviceLeft),
+      deviceHeight: Math.max(1, Math.round((area.t + area.h) * ratio) - deviceTop),
+      left: area.l,
+      top: area.t,
+      width: area.w,
+      height: area.h,
+      frameWidth: this.frameWidth,
+      frameHeight: this.frameHeight,
+      x0: Number(x0),
+      x1: Number(x1),
+      y0: Number(y0),
+      y1: Number(y1),
+      perX: area.w / (x1 - x0),
+      perY: area.h / (y1 - y0),
     };
   }
+
+  /** Paints what is due. Called from the page's single requestAnimationFrame; true if something was painted. */
   flush() {
-    // called from the page's single requestAnimationFrame; true if something was painted
-    if (!this.ready || !(this.du || this.dov) || !this.cw) return false;
-    const g = this.geom();
-    if (this.du) {
-      if (this.o.paint) {
-        const c = this.under;
-        if (c.width !== g.W || c.height !== g.H) {
-          c.width = g.W;
-          c.height = g.H;
-          this.img = null;
-        }
-        const css = `${g.X / g.dpr},${g.Y / g.dpr},${g.W / g.dpr},${g.H / g.dpr}`;
-        if (this.css !== css) {
-          this.css = css;
-          c.style.left = g.X / g.dpr + "px";
-          c.style.top = g.Y / g.dpr + "px";
-          c.style.width = g.W / g.dpr + "px";
-          c.style.height = g.H / g.dpr + "px";
-        }
-        if (!this.img) {
-          this.img = new ImageData(g.W, g.H);
-          this.px = new Uint32Array(this.img.data.buffer);
-          this.fresh = true;
-        }
-        this.o.paint(this, this.uctx, g);
-        this.fresh = false;
-      }
-      this.du = false;
-      this.painted++;
-      this.dov = true;
+    if (!this.ready || !(this.underDirty || this.overDirty) || !this.frameWidth) return false;
+    const geometry = this.geometry();
+    if (this.underDirty) {
+      if (this.view.paint) this.paintUnder(geometry);
+      this.underDirty = false;
     }
-    if (this.dov) {
-      const c = this.over;
-      const W = Math.round(g.cw * g.dpr);
-      const H = Math.round(g.ch * g.dpr);
-      const x = this.octx;
-      if (c.width !== W || c.height !== H) {
-        c.width = W;
-        c.height = H;
-        c.style.width = W / g.dpr + "px";
-        c.style.height = H / g.dpr + "px";
-      } else {
-        x.clearRect(0, 0, W, H);
-      }
-      x.save();
-      x.scale(g.dpr, g.dpr);
-      this.o.over(this, x, g);
-      x.restore();
-      this.dov = false;
-    }
+    this.paintOver(geometry);
     return true;
   }
-  setRange(r) {
-    return this.Plotly.relayout(this.gd, r);
+
+  /** @param {Geometry} geometry */
+  paintUnder(geometry) {
+    const canvas = this.under;
+    const { ratio, deviceLeft, deviceTop, deviceWidth, deviceHeight } = geometry;
+    if (canvas.width !== deviceWidth || canvas.height !== deviceHeight) {
+      canvas.width = deviceWidth;
+      canvas.height = deviceHeight;
+    }
+    const style = [deviceLeft, deviceTop, deviceWidth, deviceHeight].map((size) => `${size / ratio}px`);
+    if (this.underStyle !== style.join()) {
+      this.underStyle = style.join();
+      [canvas.style.left, canvas.style.top, canvas.style.width, canvas.style.height] = style;
+    }
+    if (this.image.width !== deviceWidth || this.image.height !== deviceHeight) {
+      this.image = new ImageData(deviceWidth, deviceHeight);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+      this.fresh = true;
+    }
+    this.view.paint?.(this, this.underContext, geometry);
+    this.fresh = false;
   }
+
+  /** @param {Geometry} geometry */
+  paintOver(geometry) {
+    const canvas = this.over;
+    const context = this.overContext;
+    const { ratio } = geometry;
+    const width = Math.round(geometry.frameWidth * ratio);
+    const height = Math.round(geometry.frameHeight * ratio);
+    if (canvas.width !== width || canvas.height !== height) {
+      canvas.width = width;
+      canvas.height = height;
+      canvas.style.width = `${width / ratio}px`;
+      canvas.style.height = `${height / ratio}px`;
+    } else {
+      context.clearRect(0, 0, width, height);
+    }
+    context.save();
+    context.scale(ratio, ratio);
+    this.view.paintOver(this, context, geometry);
+    context.restore();
+    this.overDirty = false;
+  }
+
+  /** @param {Relayout} ranges */
+  setRange(ranges) {
+    return this.Plotly.relayout(this.plot, ranges);
+  }
+
+  /** Shows everything. */
   fit() {
-    if (!this.o.home) return;
-    this.setRange(this.o.home());
-    if (this.o.moved) this.o.moved(this);
+    if (!this.view.home) return;
+    this.setRange(this.view.home());
+    this.view.moved?.(this);
   }
-  async retheme(th) {
-    this.th = th;
+
+  /** @param {Theme} theme */
+  async retheme(theme) {
+    this.theme = theme;
     if (!this.ready) return;
-    const L = this.layout(th);
-    const fl = this.gd._fullLayout;
-    L.xaxis.range = fl.xaxis.range.slice();
-    if (!L.yaxis.autorange) L.yaxis.range = fl.yaxis.range.slice();
-    if (this.o.restyle) this.o.restyle(this.gd.data, th);
-    await this.Plotly.react(this.gd, this.gd.data, L);
-    this.du = this.dov = true;
+    const layout = plotLayout(this.view, theme);
+    layout.xaxis.range = this.plotted.xaxis.range.slice();
+    if (!layout.yaxis.autorange) layout.yaxis.range = this.plotted.yaxis.range.slice();
+    this.view.restyle?.(this.plot.data, theme);
+    await this.Plotly.react(this.plot, this.plot.data, layout);
     this.fresh = true;
-    this.o.dirty();
+    this.repaint();
   }
-  showTip(p, text) {
-    const t = this.tip;
-    if (t.textContent !== text) t.textContent = text;
-    t.style.display = "block";
-    t.style.background = this.th.tip;
-    t.style.color = this.th.tipfg;
-    const right = p.px > this.gd.clientWidth * 0.55;
-    const low = p.py > this.gd.clientHeight * 0.55;
-    t.style.transform = `translate(${right ? "-100%" : "0"},${low ? "-100%" : "0"})`;
-    t.style.left = p.px + (right ? -12 : 12) + "px";
-    t.style.top = p.py + (low ? -10 : 12) + "px";
+
+  /**
+   * @param {Place} place
+   * @param {string} text
+   */
+  showTip(place, text) {
+    const { style } = this.tip;
+    if (this.tip.textContent !== text) this.tip.textContent = text;
+    style.display = "block";
+    style.background = this.theme?.tip ?? "";
+    style.color = this.theme?.tipfg ?? "";
+    const right = place.px > this.plot.clientWidth * 0.55;
+    const low = place.py > this.plot.clientHeight * 0.55;
+    style.transform = `translate(${right ? "-100%" : "0"},${low ? "-100%" : "0"})`;
+    style.left = `${place.px + (right ? -12 : 12)}px`;
+    style.top = `${place.py + (low ? -10 : 12)}px`;
   }
+
   hideTip() {
     this.tip.style.display = "none";
   }
+
   destroy() {
     this.dead = true;
-    clearTimeout(this.rt);
-    this.reg.forEach((f) => f());
-    if (this.ro) this.ro.disconnect();
-    this.Plotly.purge(this.gd);
+    clearTimeout(this.resizeTimer);
+    for (const stop of this.listeners) stop();
+    this.sizes.disconnect();
+    this.Plotly.purge(this.plot);
     this.root.remove();
   }
 }

@@ -1,38 +1,38 @@
 // What the user must know about this page, each with a button that closes it: a copy of a run, what is missing of it, mistakes in the address.
-import { h, sync } from "./dom.js";
+// @ts-check
+import { element, sync } from "./dom.js";
 
-/** @typedef {{ id: number, text: string, bad: boolean }} Notice */
+/** @import { Notice, ToKernel } from "./messages.js" */
+/** @import { App } from "./page/state.js" */
 
 export class Notices {
-  /** @param {{ send: (cmd: string, more?: object) => void }} app */
+  /** @param {App} app */
   constructor(app) {
     this.app = app;
-    this.el = h("div", { class: "cb-notices", role: "status" });
+    this.node = element("div", { class: "cb-notices", role: "status" });
   }
 
   /** @param {Notice[]} list */
   show(list) {
-    sync(
-      this.el,
-      list,
-      (notice) => notice.id,
-      (notice) => this.row(notice),
-    );
+    sync(this.node, list, {
+      key: (notice) => notice.id,
+      make: (notice) => ({ node: this.row(notice) }),
+    });
   }
 
   /** @param {Notice} notice */
   row(notice) {
-    const close = h("button", {
+    const close = element("button", {
       type: "button",
       class: "cb-btn cb-only",
       "aria-label": "Close this notice",
       text: "×",
     });
     close.addEventListener("click", () => this.app.send("seen", { id: notice.id }));
-    return h(
+    return element(
       "div",
       { class: notice.bad ? "cb-notice cb-badnotice" : "cb-notice" },
-      h("span", { text: notice.text }),
+      element("span", { text: notice.text }),
       close,
     );
   }
@@ -41,11 +41,11 @@ export class Notices {
 /**
  * Tells the kernel that the page is being left, so that the next page can have its run at once.
  * A page that the browser brings back whole ("back" in the history) has lost its kernel: it loads again.
- * @param {{ send: (message: object) => void }} model
+ * @param {{ post: (message: ToKernel) => void }} kernel
  * @returns {() => void} stops it
  */
-export function watchLeaving(model) {
-  const leave = () => model.send({ type: "leaving" });
+export function watchLeaving(kernel) {
+  const leave = () => kernel.post({ type: "leaving" });
   const back = (/** @type {PageTransitionEvent} */ e) => {
     if (e.persisted) location.reload();
   };

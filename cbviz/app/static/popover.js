@@ -1,10 +1,29 @@
 // A small dialog under a button. One is open at a time; Escape and a click elsewhere close it, and the focus goes back to its button.
-import { h } from "./dom.js";
+// @ts-check
+import { element } from "./dom.js";
+
+/** @import { App } from "./page/state.js" */
+
+/** CSS pixels below the button, and least distance to the page's edges. */
+const BELOW = 5;
+const MARGIN = 6;
+
 export class Popover {
-  constructor(app, root, button, label, cls, opening = () => {}) {
-    Object.assign(this, { app, root, button, opening });
-    this.box = h("div", {
-      class: "cb-pop " + cls,
+  /**
+   * @param {App} app
+   * @param {HTMLElement} root of the page
+   * @param {HTMLButtonElement} button
+   * @param {string} label
+   * @param {string} className
+   * @param {() => void} opening called before it is shown
+   */
+  constructor(app, root, button, label, className, opening = () => {}) {
+    this.app = app;
+    this.root = root;
+    this.button = button;
+    this.opening = opening;
+    this.box = element("div", {
+      class: "cb-pop " + className,
       role: "dialog",
       "aria-label": label,
       hidden: true,
@@ -14,53 +33,71 @@ export class Popover {
     button.setAttribute("aria-haspopup", "dialog");
     button.setAttribute("aria-expanded", "false");
     button.addEventListener("click", () => this.toggle());
-    this.outside = (e) => {
-      if (!this.box.contains(e.target) && !button.contains(e.target)) this.close(false);
+    /** @param {MouseEvent} event */
+    this.closeOutside = (event) => {
+      const target = /** @type {Node} */ (event.target);
+      if (!this.box.contains(target) && !button.contains(target)) this.close(false);
     };
   }
+
   get open() {
     return !this.box.hidden;
   }
+
   toggle() {
     if (this.open) this.close();
     else this.show();
   }
+
   show() {
     if (this.button.disabled || this.button.hidden) return;
-    if (this.app.popup) this.app.popup.close(false);
+    this.app.popup?.close(false);
     this.app.popup = this;
     this.opening();
     this.box.hidden = false;
     this.button.setAttribute("aria-expanded", "true");
     this.place();
-    document.addEventListener("mousedown", this.outside, true);
-    (
-      this.box.querySelector("input:not([disabled]), select:not([disabled])") ||
-      this.box.querySelector("button") ||
-      this.box
-    ).focus({ preventScroll: true });
+    document.addEventListener("mousedown", this.closeOutside, true);
+    this.firstControl().focus({ preventScroll: true });
   }
+
+  /** @returns {HTMLElement} */
+  firstControl() {
+    /** @type {HTMLElement | null} */
+    const field = this.box.querySelector("input:not([disabled]), select:not([disabled])");
+    return field ?? this.box.querySelector("button") ?? this.box;
+  }
+
+  /** Under its button, within the page. */
   place() {
-    const r = this.root.getBoundingClientRect();
-    const b = this.button.getBoundingClientRect();
-    const top = b.bottom - r.top + 5;
-    const s = this.box.style;
-    const w = this.box.offsetWidth;
-    s.top = top + "px";
-    s.maxHeight = Math.max(160, Math.min(innerHeight, r.bottom) - b.bottom - 14) + "px";
-    s.left = Math.max(6, Math.min(b.left - r.left, r.width - w - 8)) + "px";
+    const page = this.root.getBoundingClientRect();
+    const button = this.button.getBoundingClientRect();
+    const { style, offsetWidth } = this.box;
+    style.top = `${button.bottom - page.top + BELOW}px`;
+    style.maxHeight = `${Math.max(160, Math.min(innerHeight, page.bottom) - button.bottom - 14)}px`;
+    style.left = `${Math.max(MARGIN, Math.min(button.left - page.left, page.width - offsetWidth - 8))}px`;
   }
-  close(back = true) {
+
+  /** @param {boolean} [focusButton] */
+  close(focusButton = true) {
     if (!this.open) return;
     this.box.hidden = true;
     this.app.popup = null;
     this.button.setAttribute("aria-expanded", "false");
-    document.removeEventListener("mousedown", this.outside, true);
-    if (back) this.button.focus({ preventScroll: true });
+    document.removeEventListener("mousedown", this.closeOutside, true);
+    if (focusButton) this.button.focus({ preventScroll: true });
   }
 }
-export const errorLine = (cls) => h("p", { class: "cb-error " + cls, role: "alert", hidden: true });
-export function fail(p, text) {
-  p.textContent = text || "";
-  p.hidden = !text;
+
+/** @param {string} className */
+export const errorLine = (className) =>
+  element("p", { class: "cb-error " + className, role: "alert", hidden: true });
+
+/**
+ * @param {HTMLElement} line
+ * @param {string | null | undefined} text empty: no error
+ */
+export function showError(line, text) {
+  line.textContent = text || "";
+  line.hidden = !text;
 }

@@ -1,10 +1,16 @@
-// Painters into a Uint32Array of device pixels. Pure: no DOM, so testable in node. The cost is bounded by the screen and by
+// Paints the timeline into an array of device pixels. Pure: no DOM, so testable in node. The cost is bounded by the screen and by
 // the number of VISIBLE segments, never by requests x steps.
+// @ts-check
 import { RANK, STATES } from "./color.js";
-import { CACHED, NULLBLOCK } from "./store.js";
+
+/** @import { StatePixels, Window } from "./page.js" */
+/** @import { Timeline } from "./segments.js" */
+
+/** @typedef {(x: number, y: number) => boolean} Pattern */
 
 // Textures by state, as a function of the pixel; true = the state's second colour. They are drawn from 2 px of bar height on.
 const PERIOD = 12;
+/** @type {Record<string, Pattern>} */
 const PATTERN = {
   preempted: (x, y) => (x + y) % 6 < 2,
   swapped: (x, y) => y % 4 < 1,
@@ -18,235 +24,231 @@ const PATTERN = {
   rejected: (x, y) => x % 4 < 2 && y % 4 < 2,
 };
 // Part of the bar's height left empty above and below: thin bars are requests that do no work.
+/** @type {Record<string, number>} */
 const THIN = { waiting: 0.36, finished: 0.45, aborted: 0.4, idle: 0.25, held: 0.25 };
-const byRank = (table, none) => {
-  const a = new Array(STATES.length).fill(none);
-  for (const s in table) a[RANK[STATES.indexOf(s)]] = table[s];
-  return a;
+
+/**
+ * @template Value
+ * @param {Record<string, Value>} byState
+ * @param {Value | null} none
+ */
+const byRank = (byState, none) => {
+  const table = new Array(STATES.length).fill(none);
+  for (const state in byState) table[RANK[STATES.indexOf(state)]] = byState[state];
+  return table;
 };
+/** @type {(Pattern | null)[]} */
 const PATTERNS = byRank(PATTERN, null);
+/** @type {number[]} */
 const INSET = byRank(THIN, 0);
-const tileCache = new Map();
-function tileFor(k) {
-  if (tileCache.has(k)) return tileCache.get(k);
-  const P = PERIOD * k;
-  const m = PATTERNS.map((f) => {
-    if (!f) return null;
-    const t = new Uint8Array(P * P);
-    for (let y = 0; y < P; y++) {
-      for (let x = 0; x < P; x++) t[y * P + x] = f(Math.floor(x / k), Math.floor(y / k)) ? 1 : 0;
+/** Bit `rank` is set where the state of that rank has a texture. */
+const TEXTURED = PATTERNS.reduce((bits, pattern, rank) => (pattern ? bits | (1 << rank) : bits), 0);
+const RANK_FINISHED = RANK[STATES.indexOf("finished")];
+
+/**
+ * The textures at a size, as tiles of `period` by `period` pixels: 1 = the second colour.
+ * @type {Map<number, { period: number, tiles: (Uint8Array | null)[] }>}
+ */
+const tilesBySize = new Map();
+
+/** @param {number} size device pixels a pixel of the pattern */
+function tilesFor(size) {
+  const known = tilesBySize.get(size);
+  if (known) return known;
+  const period = PERIOD * size;
+  const tiles = PATTERNS.map((pattern) => {
+    if (!pattern) return null;
+    const tile = new Uint8Array(period * period);
+    for (let y = 0; y < period; y++) {
+      for (let x = 0; x < period; x++) {
+        tile[y * period + x] = pattern(Math.floor(x / size), Math.floor(y / size)) ? 1 : 0;
+      }
     }
-    return t;
+    return tile;
   });
-  tileCache.set(k, { P, m });
-  return tileCache.get(k);
+  const made = { period, tiles };
+  tilesBySize.set(size, made);
+  return made;
 }
-const TEXTURED = PATTERNS.reduce((m, f, k) => (f ? m | (1 << k) : m), 0);
+
+/**
+ * Pixels left empty above and below a bar, so that rows stay apart.
+ * @param {number} height of the row
+ * @param {number} ratio device pixels a CSS pixel
+ */
+function gapOf(height, ratio) {
+  if (height >= 22 * ratio) return Math.round(3 * ratio);
+  if (height >= 10 * ratio) return Math.round(1.5 * ratio);
+  if (height >= 4 * ratio) return Math.ceil(0.5 * ratio);
+  return 0;
+}
+
+/** One row of pixels: the highest rank in each column. Kept from call to call. */
 let LINE = new Uint8Array(0);
 
-// c0..c1: pixel columns to paint (the buffer then is c1 - c0 wide), so a partial repaint is bit-equal to a full one.
-// v = { x0, x1, y0, y1 }: data coordinates of the left, right, top and bottom edge. Row r, step t covers [t-.5, t+.5] x [r-.5, r+.5].
-export function paintTimeline(px, W, H, st, v, lut, dpr = 1, c0 = 0, c1 = W) {
-  const { a: A, b: B2 } = lut;
-  const sx = W / (v.x1 - v.x0);
-  const sy = H / (v.y1 - v.y0);
-  const tEnd = st.t;
-  const x0 = v.x0;
-  if (LINE.length < W) LINE = new Uint8Array(W);
+/**
+ * Paints the columns from `first` to `last` (the buffer then is that wide), so that a partial repaint is bit-equal to a full one.
+ * Row r, step t covers [t - .5, t + .5] x [r - .5, r + .5].
+ * @param {Uint32Array} pixels
+ * @param {number} width
+ * @param {number} height
+ * @param {Timeline} timeline
+ * @param {Window} view
+ * @param {StatePixels} colors
+ * @param {number} ratio device pixels a CSS pixel
+ * @param {number} first
+ * @param {number} last
+ * @returns {number} how many segments were visited
+ */
+export function paintTimeline(
+  pixels,
+  width,
+  height,
+  timeline,
+  view,
+  colors,
+  ratio = 1,
+  first = 0,
+  last = width,
+) {
+  const { plain, texture } = colors;
+  const numRanks = plain.length;
+  const { x0, y0 } = view;
+  const perStep = width / (view.x1 - x0);
+  const perRow = height / (view.y1 - y0);
+  const stride = last - first;
+  if (LINE.length < width) LINE = new Uint8Array(width);
   const line = LINE;
-  const S = c1 - c0;
-  let fin = c1;
-  let tex = 0;
-  let segs = 0;
-  px.fill(0, 0, S * H);
-  const edge = (t) => Math.round((t - 0.5 - x0) * sx);
-  const inside = (c) => Math.max(c0, Math.min(c1, c));
-  const tL = Math.max(0, Math.floor(x0 + 0.5 + (c0 - 1) / sx));
-  const xNow = inside(edge(tEnd));
-  const xZero = inside(edge(1));
-  const fillRow = (r) => {
-    const a = st.rows[r];
-    const n = st.len[r];
-    if (!n) return;
-    let i = st.find(r, tL);
-    if (i < 0) i = 0;
-    for (; i < n; i++) {
-      const k = RANK[a[i] & 31];
-      const step = a[i] >>> 5;
-      if (step >= tEnd) break;
-      let xa = edge(step);
-      if (xa >= c1) break;
-      segs++;
-      if (!k) continue;
-      if (i + 1 === n && k === 1) {
-        if (xa < c0) xa = c0;
-        if (xa < fin) fin = xa;
-        break;
-      } // a finished tail is kept as one number a pixel row
-      let xb = edge(i + 1 < n ? Math.min(tEnd, a[i + 1] >>> 5) : tEnd);
-      if (xb <= xa) xb = xa + 1;
-      if (xa < c0) xa = c0;
-      if (xb > c1) xb = c1; // never thinner than one pixel
-      tex |= 1 << k;
-      for (let c = xa; c < xb; c++) if (line[c] < k) line[c] = k;
-    }
-  };
-  const T = tileFor(Math.max(1, Math.round(dpr)));
-  const P = T.P;
-  const ox = ((-Math.round(x0 * sx) % P) + P) % P;
-  const track = sy >= 2 * dpr;
-  const pal = new Uint32Array(A.length);
-  const inset = new Int32Array(A.length);
-  const emit = (top, bot) => {
-    for (let c = fin; c < xNow; c++) if (!line[c]) line[c] = 1;
-    const h = bot - top;
-    const g =
-      h >= 22 * dpr
-        ? Math.round(3 * dpr)
-        : h >= 10 * dpr
-          ? Math.round(1.5 * dpr)
-          : h >= 4 * dpr
-            ? Math.ceil(0.5 * dpr)
-            : 0;
-    const y0 = top + g;
-    const y1 = bot - g;
-    const bh = y1 - y0;
-    const ya = Math.max(0, y0);
-    const yb = Math.min(H, y1);
-    const fancy = bh >= 2 * dpr;
-    let first = -1;
-    if (fancy) {
-      for (let k = 0; k < A.length; k++) {
-        inset[k] = bh < 3 * dpr ? 0 : Math.min(Math.floor(INSET[k] * bh), Math.floor((bh - 1) / 2));
-      }
-    } // at least one pixel row stays
-    for (let y = ya; y < yb; y++) {
-      const o = y * S - c0;
-      if (!fancy) {
-        if (first < 0) {
-          first = o + c0;
-          for (let c = xZero; c < xNow; c++) {
-            const k = line[c];
-            px[o + c] = k > 1 ? A[k] : track ? A[0] : 0;
-          }
-        } else {
-          px.copyWithin(o + c0, first, first + S);
-        }
-        continue;
-      }
-      const d = Math.min(y - y0, y1 - 1 - y);
-      for (let k = 0; k < A.length; k++) pal[k] = d >= inset[k] ? A[k] : A[0];
-      if (!(tex & TEXTURED)) {
-        for (let c = xZero; c < xNow; c++) px[o + c] = pal[line[c]];
-        continue;
-      }
-      const ty = (y % P) * P;
-      for (let c = xZero; c < xNow; c++) {
-        const k = line[c];
-        const m = T.m[k];
-        px[o + c] = m && d >= inset[k] && m[ty + ((c + ox) % P)] ? B2[k] : pal[k];
-      }
-    }
-  };
-  const r0 = Math.max(0, Math.ceil(v.y0 - 0.5));
-  const r1 = Math.min(st.n - 1, Math.floor(v.y1 + 0.5));
-  let cur = -1;
-  line.fill(0, c0, c1);
-  for (let r = r0; r <= r1; r++) {
-    if (sy >= 1) {
-      fillRow(r);
-      emit(Math.round((r - 0.5 - v.y0) * sy), Math.round((r + 0.5 - v.y0) * sy));
-      line.fill(0, c0, c1);
-      fin = c1;
-      tex = 0;
-    } else {
-      const y = Math.min(H - 1, Math.max(0, Math.floor((r - v.y0) * sy)));
-      if (y !== cur) {
-        if (cur >= 0) {
-          emit(cur, cur + 1);
-          line.fill(0, c0, c1);
-          fin = c1;
-          tex = 0;
-        }
-        cur = y;
-      }
-      fillRow(r);
-    }
-  }
-  if (cur >= 0) emit(cur, cur + 1);
-  return segs;
-}
+  pixels.fill(0, 0, stride * height);
 
-// Small cells (below about 9 css px). `dim`: Uint8Array of blocks to dim, or null.
-export function paintBlocks(px, W, H, bl, cols, v, pal, th, dpr = 1, dim = null) {
-  const sx = W / (v.x1 - v.x0);
-  const sy = H / (v.y1 - v.y0);
-  const n = bl.n;
-  const w = bl.w;
-  const rows = Math.ceil(n / cols);
-  px.fill(0, 0, W * H);
-  const gap = Math.min(sx, sy) >= 6 * dpr ? dpr : Math.min(sx, sy) >= 3 ? 1 : 0;
-  const rim = Math.ceil(dpr);
-  const dot = Math.max(2, Math.round(2 * dpr));
-  const cx = new Int32Array(W);
-  const cx2 = new Int32Array(W);
-  const ex = new Uint8Array(W);
-  for (let c = 0; c < W; c++) {
-    const i = Math.floor(v.x0 + (c + 0.5) / sx + 0.5);
-    const e = Math.round((i + 0.5 - v.x0) * sx);
-    const s = Math.round((i - 0.5 - v.x0) * sx);
-    cx[c] = i < 0 || i >= cols || c >= e - gap ? -1 : i;
-    cx2[c] = sx < 1 ? Math.min(cols - 1, Math.floor(v.x0 + (c + 1) / sx + 0.5)) : i;
-    ex[c] = (c < s + rim || c >= e - gap - rim ? 1 : 0) | (c >= e - gap - dot ? 2 : 0);
-  }
-  const weight = (b) => {
-    const q = w[2 * b + 1];
-    const r = q >>> 16;
-    return r > 1 ? 3 : r ? 2 : q & CACHED ? 1 : 0;
+  const columnOf = (/** @type {number} */ step) => Math.round((step - 0.5 - x0) * perStep);
+  const within = (/** @type {number} */ column) => Math.max(first, Math.min(last, column));
+  const firstStep = Math.max(0, Math.floor(x0 + 0.5 + (first - 1) / perStep));
+  const recordedFrom = within(columnOf(1));
+  const recordedTo = within(columnOf(timeline.end));
+
+  let visited = 0;
+  /** From this column on somebody has finished: a tail is kept as one number a pixel row. */
+  let finishedFrom = last;
+  /** Ranks on the line, as bits. */
+  let ranks = 0;
+  const clearLine = () => {
+    line.fill(0, first, last);
+    finishedFrom = last;
+    ranks = 0;
   };
-  for (let y = 0; y < H; y++) {
-    const row = Math.floor(v.y0 + (y + 0.5) / sy + 0.5);
-    if (row < 0 || row >= rows) continue;
-    const e = Math.round((row + 0.5 - v.y0) * sy);
-    const s = Math.round((row - 0.5 - v.y0) * sy);
-    if (y >= e - gap) continue;
-    const row2 = sy < 1 ? Math.min(rows - 1, Math.floor(v.y0 + (y + 1) / sy + 0.5)) : row;
-    const ey = (y < s + rim || y >= e - gap - rim ? 1 : 0) | (y < s + dot ? 2 : 0);
-    for (let x = 0, o = y * W; x < W; x++) {
-      if (cx[x] < 0) continue;
-      let b = row * cols + cx[x];
-      if (b >= n) continue;
-      if (sx < 1 || sy < 1) {
-        let best = weight(b);
-        for (let rr = row; rr <= row2 && best < 3; rr++) {
-          for (let cc = cx[x]; cc <= cx2[x]; cc++) {
-            const bb = rr * cols + cc;
-            if (bb < n) {
-              const k = weight(bb);
-              if (k > best) {
-                best = k;
-                b = bb;
-              }
-            }
-          }
-        }
+
+  /** @param {number} row */
+  const addToLine = (row) => {
+    const segments = timeline.rows[row];
+    const length = timeline.lengths[row];
+    if (!length) return;
+    for (let i = Math.max(0, timeline.find(row, firstStep)); i < length; i++) {
+      const rank = RANK[segments[i] & 31];
+      const step = segments[i] >>> 5;
+      if (step >= timeline.end) break;
+      let from = columnOf(step);
+      if (from >= last) break;
+      visited++;
+      if (!rank) continue;
+      if (i + 1 === length && rank === RANK_FINISHED) {
+        finishedFrom = Math.min(finishedFrom, Math.max(from, first));
+        break;
       }
-      const q = w[2 * b + 1];
-      const refs = q >>> 16;
-      const own = (w[2 * b] - 1) & 255;
-      let p;
-      if (q & NULLBLOCK) {
-        p = gap && (x + y) % 3 === 0 ? th.mutePx : th.freePx;
-      } else if (refs) {
-        p = dim && dim[b] ? pal.tpx[own] : pal.px[own];
-        if (refs > 1 && gap && (ex[x] | ey) & 1) p = th.fgPx;
-      } else if (q & CACHED) {
-        p = gap ? ((x + y) & 1 ? pal.px[own] : th.bgPx) : pal.tpx[own];
-      } else {
-        p = th.freePx;
-      }
-      if (bl.marked[b] && gap && ex[x] & 2 && ey & 2) p = th.markPx;
-      px[o + x] = p;
+      let to = columnOf(i + 1 < length ? Math.min(timeline.end, segments[i + 1] >>> 5) : timeline.end);
+      if (to <= from) to = from + 1; // never thinner than one pixel
+      if (from < first) from = first;
+      if (to > last) to = last;
+      ranks |= 1 << rank;
+      for (let column = from; column < to; column++) if (line[column] < rank) line[column] = rank;
     }
+  };
+
+  const { period, tiles } = tilesFor(Math.max(1, Math.round(ratio)));
+  const shift = ((-Math.round(x0 * perStep) % period) + period) % period; // textures move with the steps
+  const hasTrack = perRow >= 2 * ratio;
+  const inset = new Int32Array(numRanks);
+  const palette = new Uint32Array(numRanks);
+
+  /**
+   * A bar too low for textures: one row of pixels, copied.
+   * @param {number} top
+   * @param {number} bottom
+   */
+  const emitThin = (top, bottom) => {
+    if (top >= bottom) return;
+    const start = top * stride;
+    for (let column = recordedFrom; column < recordedTo; column++) {
+      const rank = line[column];
+      const ground = hasTrack ? plain[0] : 0;
+      pixels[start - first + column] = rank > 1 ? plain[rank] : ground;
+    }
+    for (let y = top + 1; y < bottom; y++) pixels.copyWithin(y * stride, start, start + stride);
+  };
+
+  /**
+   * A bar with textures and with thin states.
+   * @param {number} top of the bar, also where that lies above the picture
+   * @param {number} bottom
+   */
+  const emitBar = (top, bottom) => {
+    const bar = bottom - top;
+    for (let rank = 0; rank < numRanks; rank++) {
+      const most = Math.floor((bar - 1) / 2); // at least one row of pixels stays
+      inset[rank] = bar < 3 * ratio ? 0 : Math.min(Math.floor(INSET[rank] * bar), most);
+    }
+    for (let y = Math.max(0, top); y < Math.min(height, bottom); y++) {
+      const offset = y * stride - first;
+      const depth = Math.min(y - top, bottom - 1 - y);
+      for (let rank = 0; rank < numRanks; rank++) palette[rank] = plain[depth >= inset[rank] ? rank : 0];
+      if (!(ranks & TEXTURED)) {
+        for (let column = recordedFrom; column < recordedTo; column++) {
+          pixels[offset + column] = palette[line[column]];
+        }
+        continue;
+      }
+      const tileRow = (y % period) * period;
+      for (let column = recordedFrom; column < recordedTo; column++) {
+        const rank = line[column];
+        const tile = tiles[rank];
+        const second = tile && depth >= inset[rank] && tile[tileRow + ((column + shift) % period)];
+        pixels[offset + column] = second ? texture[rank] : palette[rank];
+      }
+    }
+  };
+
+  /**
+   * @param {number} top
+   * @param {number} bottom
+   */
+  const emitLine = (top, bottom) => {
+    for (let column = finishedFrom; column < recordedTo; column++) {
+      if (!line[column]) line[column] = RANK_FINISHED;
+    }
+    const gap = gapOf(bottom - top, ratio);
+    if (bottom - top - 2 * gap >= 2 * ratio) emitBar(top + gap, bottom - gap);
+    else emitThin(Math.max(0, top + gap), Math.min(height, bottom - gap));
+    clearLine();
+  };
+
+  const firstRow = Math.max(0, Math.ceil(y0 - 0.5));
+  const lastRow = Math.min(timeline.numRows - 1, Math.floor(view.y1 + 0.5));
+  clearLine();
+  if (perRow >= 1) {
+    for (let row = firstRow; row <= lastRow; row++) {
+      addToLine(row);
+      emitLine(Math.round((row - 0.5 - y0) * perRow), Math.round((row + 0.5 - y0) * perRow));
+    }
+    return visited;
   }
+  // Several rows on one row of pixels.
+  let current = -1;
+  for (let row = firstRow; row <= lastRow; row++) {
+    const y = Math.min(height - 1, Math.max(0, Math.floor((row - y0) * perRow)));
+    if (y !== current && current >= 0) emitLine(current, current + 1);
+    current = y;
+    addToLine(row);
+  }
+  if (current >= 0) emitLine(current, current + 1);
+  return visited;
 }

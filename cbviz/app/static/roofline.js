@@ -1,56 +1,88 @@
-// The roofline: decode and prefill of each step as points under the machine's roof; the cursor's step ringed. Redrawn at most 5 times a second, and only while it is shown.
+// The roofline: decode and prefill of each step as points under the machine's roof; the cursor's step ringed.
+// Redrawn at most 5 times a second, and only while it is shown.
+// @ts-check
 import { Frame } from "./frame.js";
-import { STATES } from "./color.js";
-import { percent, rate, sig, cut } from "./format.js";
+import { cut } from "./format.js";
+import { PHASES, describePoint, pointsOf, ridgeOf, roofAt, whoWasComputed } from "./roofpoints.js";
+
+/** @import { App } from "./page/state.js" */
+/** @import { Phase, RoofPoint } from "./roofpoints.js" */
+/** @import { Geometry, Place, PlotlyLibrary, PlotLayout, Theme } from "./page.js" */
+
+/** Steps whose points are drawn. */
 const ROOF_STEPS = 600;
-const PHASES = [
-  ["decode", "dflops", "dbytes", "circle"],
-  ["prefill", "pflops", "pbytes", "diamond"],
-  ["both", "flops", "bytes", "square"],
-];
-const PREFILL = new Set(["prefill", "recompute"]);
-const DECODE = new Set(["decode", "accepted", "rejected"]);
+const LEAST_ROOF_WAIT = 200;
+const MOST_ROOF_WAIT = 3000;
+/** CSS pixels from the mouse to a point that it means. */
+const NEAR = 14;
 export class RoofView {
-  constructor(Plotly, host, app, ms = 200) {
-    Object.assign(this, { Plotly, app, ms, last: 0, timer: 0, points: [], shown: false });
-    this.f = new Frame(Plotly, host, {
+  /**
+   * @param {PlotlyLibrary} Plotly
+   * @param {HTMLElement} host
+   * @param {App} app
+   */
+  constructor(Plotly, host, app) {
+    this.Plotly = Plotly;
+    this.app = app;
+    this.wait = LEAST_ROOF_WAIT;
+    this.drawnAt = 0;
+    this.timer = 0;
+    /** @type {RoofPoint[]} */
+    this.points = [];
+    this.shown = false;
+    this.frame = new Frame(Plotly, host, {
       role: "chart",
       label: "Roofline",
-      dirty: app.dirty,
-      traces: (th) => this.traces(th),
+      markDirty: () => app.markDirty(),
+      traces: (theme) => this.traces(theme),
       layout: () => this.axes(),
-      over: (f, x, g) => this.over(f, x, g),
-      click: (p) => {
-        const q = this.near(p);
-        if (q) app.seek(q.step);
+      paintOver: (_, context, geometry) => this.paintOver(context, geometry),
+      click: (place) => {
+        const point = this.near(place);
+        if (point) app.seek(point.step);
       },
-      hover: (p) => this.hover(p),
-      restyle: (data, th) => {
-        data[0].line.color = th.mute;
-        PHASES.forEach(([k], i) => {
-          data[i + 1].marker.color = this.color(th, k);
+      hover: (place) => this.hover(place),
+      restyle: (data, theme) => {
+        data[0].line.color = theme.mute;
+        PHASES.forEach(({ phase }, i) => {
+          data[i + 1].marker.color = this.color(theme, phase);
         });
       },
     });
   }
-  color(th, kind) {
-    return kind === "both" ? th.mute : th.state[kind][0];
+
+  /**
+   * @param {Theme} theme
+   * @param {Phase} phase
+   */
+  color(theme, phase) {
+    return phase === "both" ? theme.mute : theme.state[phase][0];
   }
-  traces(th) {
-    return [
-      { type: "scatter", mode: "lines", x: [], y: [], line: { width: 2, color: th.mute }, hoverinfo: "none" },
-      ...PHASES.map(([k, , , symbol]) => ({
-        type: "scatter",
-        mode: "markers",
-        x: [],
-        y: [],
-        marker: { size: 6, symbol, color: this.color(th, k), opacity: 0.65 },
-        hoverinfo: "none",
-      })),
-    ];
+
+  /** @param {Theme} theme */
+  traces(theme) {
+    const roof = {
+      type: "scatter",
+      mode: "lines",
+      x: [],
+      y: [],
+      line: { width: 2, color: theme.mute },
+      hoverinfo: "none",
+    };
+    const phases = PHASES.map(({ phase, symbol }) => ({
+      type: "scatter",
+      mode: "markers",
+      x: [],
+      y: [],
+      marker: { size: 6, symbol, color: this.color(theme, phase), opacity: 0.65 },
+      hoverinfo: "none",
+    }));
+    return [roof, ...phases];
   }
+
+  /** @returns {PlotLayout} */
   axes() {
-    const a = {
+    const axis = {
       type: "log",
       fixedrange: true,
       showgrid: false,
@@ -60,197 +92,217 @@ export class RoofView {
     };
     return {
       margin: { l: 40, r: 8, t: 16, b: 30 },
-      xaxis: { ...a, title: { text: "operations a byte moved" } },
-      yaxis: { ...a, nticks: 4 },
+      xaxis: { ...axis, title: { text: "operations a byte moved" } },
+      yaxis: { ...axis, nticks: 4 },
     };
   }
-  get ridge() {
-    const m = this.app.R.meta;
-    return m.peak_bytes_s > 0 && m.peak_flops_s > 0 ? m.peak_flops_s / m.peak_bytes_s : 0;
+
+  /** @param {boolean} shown */
+  show(shown) {
+    this.shown = shown;
+    if (!shown) return;
+    this.drawnAt = 0;
+    this.advance();
   }
-  roof(x) {
-    const m = this.app.R.meta;
-    return Math.min(m.peak_flops_s, x * m.peak_bytes_s);
-  }
-  // The points of step i + 1: decode and prefill where they are known apart, else the whole.
-  of(i) {
-    const { R } = this.app;
-    const s = R.col("busy")[i];
-    if (!(s > 0)) return [];
-    const all = PHASES.map(([kind, f, b]) => ({
-      kind,
-      step: i + 1,
-      x: R.col(f)[i] / R.col(b)[i],
-      y: R.col(f)[i] / s,
-    })).filter((p) => isFinite(p.x) && p.x > 0 && p.y > 0);
-    const apart = all.filter((p) => p.kind !== "both");
-    return apart.length ? apart : all;
-  }
-  show(on) {
-    this.shown = on;
-    if (on) {
-      this.last = 0;
-      this.advance();
-    }
-  }
+
   advance() {
     if (!this.shown) return;
-    this.f.dov = true;
-    if (!this.timer) {
-      this.timer = setTimeout(() => this.draw(), Math.max(0, this.ms - (performance.now() - this.last)));
-    }
+    this.frame.overDirty = true;
+    if (!this.timer) this.drawIn(this.wait - (performance.now() - this.drawnAt));
   }
+
+  /** @param {number} milliseconds */
+  drawIn(milliseconds) {
+    this.timer = setTimeout(() => this.draw(), Math.max(0, milliseconds));
+  }
+
   draw() {
     this.timer = 0;
     if (!this.shown) return;
-    if (!this.f.ready) {
-      this.timer = setTimeout(() => this.draw(), 100);
+    if (!this.frame.ready) {
+      this.drawIn(100);
       return;
     }
-    const R = this.app.R;
-    const m = R.meta;
-    const t0 = performance.now();
+    const start = performance.now();
+    this.points = this.readPoints();
+    const { x, y } = this.edges();
+    this.Plotly.update(this.frame.plot, this.lines(x), { "xaxis.range": x, "yaxis.range": y });
+    this.drawnAt = performance.now();
+    this.wait = Math.max(LEAST_ROOF_WAIT, Math.min(MOST_ROOF_WAIT, 10 * (this.drawnAt - start)));
+    this.frame.repaintOver();
+  }
+
+  /** The points of the last steps, and of the cursor's if that is earlier. */
+  readPoints() {
+    const { step, steps } = this.app.run;
     const points = [];
-    for (let i = Math.max(0, R.steps - ROOF_STEPS); i < R.steps; i++) points.push(...this.of(i));
-    if (R.step && R.step <= R.steps - ROOF_STEPS) points.push(...this.of(R.step - 1));
-    this.points = points;
-    const xs = points.map((p) => Math.log10(p.x));
-    const ys = points.map((p) => Math.log10(p.y));
-    const ridge = this.ridge;
-    if (ridge) {
-      xs.push(Math.log10(ridge) - 1, Math.log10(ridge) + 0.7);
-      ys.push(Math.log10(m.peak_flops_s));
+    for (let i = Math.max(0, steps - ROOF_STEPS); i < steps; i++) {
+      points.push(...pointsOf(this.app.run, i + 1));
     }
-    const lo = Math.min(...xs, 0) - 0.15;
-    const hi = Math.max(...xs, 1) + 0.15;
-    const bottom = Math.min(...ys, ...(ridge ? [Math.log10(this.roof(10 ** Math.min(...xs)))] : [9])) - 0.15;
-    const top = Math.max(...ys, 10) + 0.2;
-    const x = [
-      ridge ? [10 ** lo, ridge, 10 ** hi] : [],
-      ...PHASES.map(([k]) => points.filter((p) => p.kind === k).map((p) => p.x)),
-    ];
-    const y = [
-      ridge ? [this.roof(10 ** lo), m.peak_flops_s, m.peak_flops_s] : [],
-      ...PHASES.map(([k]) => points.filter((p) => p.kind === k).map((p) => p.y)),
-    ];
-    this.Plotly.update(this.f.gd, { x, y }, { "xaxis.range": [lo, hi], "yaxis.range": [bottom, top] });
-    this.last = performance.now();
-    this.ms = Math.max(200, Math.min(3000, 10 * (this.last - t0)));
-    this.f.dov = true;
-    this.app.dirty();
+    if (step && step <= steps - ROOF_STEPS) points.push(...pointsOf(this.app.run, step));
+    return points;
   }
-  at(g, p) {
-    return [g.l + (Math.log10(p.x) - g.x0) * g.sx, g.t + (Math.log10(p.y) - g.y0) * g.sy];
+
+  /** Ranges of the axes, as powers of ten: all points and the roof's ridge. */
+  edges() {
+    const x = this.points.map((point) => Math.log10(point.intensity));
+    const y = this.points.map((point) => Math.log10(point.speed));
+    const { run } = this.app;
+    const ridge = ridgeOf(run);
+    let lowest = 9;
+    if (ridge) {
+      x.push(Math.log10(ridge) - 1, Math.log10(ridge) + 0.7);
+      y.push(Math.log10(run.meta.peak_flops_s));
+      lowest = Math.log10(roofAt(run, 10 ** Math.min(...x)));
+    }
+    return {
+      x: [Math.min(...x, 0) - 0.15, Math.max(...x, 1) + 0.15],
+      y: [Math.min(...y, lowest) - 0.15, Math.max(...y, 10) + 0.2],
+    };
   }
-  over(f, x, g) {
-    const { R, th } = this.app;
-    const m = R.meta;
-    x.font = `11px ${th.font}`;
-    x.fillStyle = th.mute;
-    x.textBaseline = "alphabetic";
+
+  /**
+   * The roof and the points, as plotly wants them.
+   * @param {number[]} edges of the axis of x, as powers of ten
+   */
+  lines([from, to]) {
+    const { points } = this;
+    const { run } = this.app;
+    const ridge = ridgeOf(run);
+    const peak = run.meta.peak_flops_s;
+    const phases = PHASES.map(({ phase }) => points.filter((point) => point.phase === phase));
+    return {
+      x: [
+        ridge ? [10 ** from, ridge, 10 ** to] : [],
+        ...phases.map((list) => list.map((point) => point.intensity)),
+      ],
+      y: [
+        ridge ? [roofAt(run, 10 ** from), peak, peak] : [],
+        ...phases.map((list) => list.map((point) => point.speed)),
+      ],
+    };
+  }
+
+  /**
+   * @param {Geometry} geometry
+   * @param {RoofPoint} point
+   */
+  placeOf(geometry, point) {
+    return [
+      geometry.left + (Math.log10(point.intensity) - geometry.x0) * geometry.perX,
+      geometry.top + (Math.log10(point.speed) - geometry.y0) * geometry.perY,
+    ];
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Geometry} geometry
+   */
+  paintOver(context, geometry) {
+    const { run, theme } = this.app;
+    const { left, top, width, height } = geometry;
+    context.font = `11px ${theme.font}`;
+    context.fillStyle = theme.mute;
+    context.textBaseline = "alphabetic";
     if (!this.points.length) {
-      x.textAlign = "center";
-      x.fillText(
-        R.steps ? "the work of these steps is not known" : "the points appear with the first step",
-        g.l + g.w / 2,
-        g.t + g.h / 2,
-      );
+      const text = run.steps
+        ? "the work of these steps is not known"
+        : "the points appear with the first step";
+      context.textAlign = "center";
+      context.fillText(text, left + width / 2, top + height / 2);
       return;
     }
-    if (this.ridge) {
-      const c = g.l + (Math.log10(this.ridge) - g.x0) * g.sx;
-      const y = g.t - 4;
-      x.textAlign = "left";
-      x.fillText("FLOP/s", 2, g.t - 4);
-      x.textAlign = "right";
-      if (c - g.l > 90) x.fillText(c - g.l > 200 ? "← reading memory is the limit" : "← memory", c - 6, y);
-      x.textAlign = "left";
-      if (g.l + g.w - c > 60) {
-        x.fillText(g.l + g.w - c > 140 ? "arithmetic is the limit →" : "arithmetic →", c + 6, y);
-      }
-      x.strokeStyle = th.line;
-      x.setLineDash([3, 3]);
-      x.beginPath();
-      x.moveTo(c, g.t);
-      x.lineTo(c, g.t + g.h);
-      x.stroke();
-      x.setLineDash([]);
+    const ridge = ridgeOf(run);
+    if (ridge) this.paintRidge(context, geometry, ridge);
+    if (run.step) this.paintCursorPoints(context, geometry);
+  }
+
+  /**
+   * The line between the two limits, with their names as far as they fit.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Geometry} geometry
+   * @param {number} ridge
+   */
+  paintRidge(context, geometry, ridge) {
+    const { left, top, width, height } = geometry;
+    const x = left + (Math.log10(ridge) - geometry.x0) * geometry.perX;
+    const toLeft = x - left;
+    const toRight = left + width - x;
+    context.textAlign = "left";
+    context.fillText("FLOP/s", 2, top - 4);
+    context.textAlign = "right";
+    if (toLeft > 90) {
+      context.fillText(toLeft > 200 ? "← reading memory is the limit" : "← memory", x - 6, top - 4);
     }
-    x.lineWidth = 2;
-    x.strokeStyle = th.accent;
-    x.fillStyle = th.fg;
-    for (const p of R.step ? this.of(R.step - 1) : []) {
-      const [px, py] = this.at(g, p);
-      x.beginPath();
-      x.arc(px, py, 7, 0, 7);
-      x.stroke();
-      x.textAlign = px > g.l + g.w * 0.7 ? "right" : "left";
-      x.fillText(p.kind, px + (x.textAlign === "right" ? -11 : 11), py + 4);
+    context.textAlign = "left";
+    if (toRight > 60) {
+      context.fillText(toRight > 140 ? "arithmetic is the limit →" : "arithmetic →", x + 6, top - 4);
+    }
+    context.strokeStyle = this.app.theme.line;
+    context.setLineDash([3, 3]);
+    context.beginPath();
+    context.moveTo(x, top);
+    context.lineTo(x, top + height);
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Geometry} geometry
+   */
+  paintCursorPoints(context, geometry) {
+    const { run, theme } = this.app;
+    context.lineWidth = 2;
+    context.strokeStyle = theme.accent;
+    context.fillStyle = theme.fg;
+    for (const point of pointsOf(run, run.step)) {
+      const [x, y] = this.placeOf(geometry, point);
+      const atRight = x > geometry.left + geometry.width * 0.7;
+      context.beginPath();
+      context.arc(x, y, 7, 0, 7);
+      context.stroke();
+      context.textAlign = atRight ? "right" : "left";
+      context.fillText(point.phase, x + (atRight ? -11 : 11), y + 4);
     }
   }
-  near(p) {
-    if (!p || !this.f.ready) return null;
-    const g = this.f.geom();
+
+  /**
+   * The point that the mouse means.
+   * @param {Place | null} place
+   */
+  near(place) {
+    if (!place || !this.frame.ready) return null;
+    const geometry = this.frame.geometry();
     let best = null;
-    let d = 14 * 14;
-    for (const q of this.points) {
-      const [a, b] = this.at(g, q);
-      const e = (a - p.px) ** 2 + (b - p.py) ** 2;
-      if (e <= d) {
-        d = e;
-        best = q;
-      }
+    let least = NEAR * NEAR;
+    for (const point of this.points) {
+      const [x, y] = this.placeOf(geometry, point);
+      const distance = (x - place.px) ** 2 + (y - place.py) ** 2;
+      if (distance > least) continue;
+      least = distance;
+      best = point;
     }
     return best;
   }
-  limit(p) {
-    return !this.ridge ? "" : p.x < this.ridge ? "reading memory is the limit" : "arithmetic is the limit";
-  }
-  // Who was computed in that step, by what the timeline says of it.
-  who(p) {
-    const { R } = this.app;
-    const s = [];
-    for (let r = 0; r < R.ids.length; r++) {
-      const q = R.tl.at(r, p.step);
-      if (!q) continue;
-      if (
-        (p.kind !== "decode" && PREFILL.has(STATES[q.state])) ||
-        (p.kind !== "prefill" && DECODE.has(STATES[q.state]))
-      ) {
-        s.push(R.id(r));
-      }
-    }
-    return s;
-  }
-  say(p) {
-    const q = this.ridge ? p.y / this.roof(p.x) : 0;
-    const share =
-      q > 1.02
-        ? ", above the roof: measure the peaks again while nothing else runs"
-        : q
-          ? `, ${percent(q)} of the roof`
-          : "";
-    return `${p.kind}: ${rate(p.y, "FLOP/s")}${share}; ${sig(p.x)} operations a byte${this.ridge ? `, so ${this.limit(p)}` : ""}`;
-  }
-  text(i) {
-    const s = this.of(i);
-    return s.length ? s.map((p) => this.say(p)).join("  ·  ") : "the work of this step is not known";
-  }
-  hover(p) {
-    const q = this.near(p);
-    if (!q) {
-      this.f.hideTip();
+
+  /** @param {Place | null} place */
+  hover(place) {
+    const point = this.near(place);
+    if (!place || !point) {
+      this.frame.hideTip();
       return;
     }
-    const who = this.who(q);
-    const both = this.of(q.step - 1).length > 1;
-    this.f.showTip(
-      p,
-      `step ${q.step}, ${this.app.R.meta.clock}\n${this.say(q).replace("; ", "\n")}${both ? "\nbeside the other kind, in the step's whole time" : ""}\n${cut(who.join(", "), 60)}`,
-    );
+    const { run } = this.app;
+    const both = pointsOf(run, point.step).length > 1;
+    const beside = both ? "\nbeside the other kind, in the step's whole time" : "";
+    const words = describePoint(run, point).replace("; ", "\n");
+    const who = cut(whoWasComputed(run, point).join(", "), 60);
+    this.frame.showTip(place, `step ${point.step}, ${run.meta.clock}\n${words}${beside}\n${who}`);
   }
+
   destroy() {
     clearTimeout(this.timer);
-    this.f.destroy();
+    this.frame.destroy();
   }
 }

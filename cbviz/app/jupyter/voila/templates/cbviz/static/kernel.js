@@ -21,7 +21,8 @@ export function watchKernel(kernel, tell) {
     if (status === "dead" || status === "terminating" || status.endsWith("restarting")) say("ended");
   };
   const onConnection = (/** @type {any} */ _, /** @type {string} */ status) => {
-    say(status === "connected" ? "" : status === "disconnected" ? "unreachable" : "lost");
+    if (status === "connected") say("");
+    else say(status === "disconnected" ? "unreachable" : "lost");
   };
   const onGone = () => say("ended");
   kernel.statusChanged.connect(onStatus);
