@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cbviz.app import branches, comparing, kept, opening, typed
 from cbviz.app.branches import Family
+from cbviz.app.later import later
 from cbviz.app.opening import Shown
 from cbviz.app.wire import event_sentence, reserved, step_account, told
 from cbviz.breakpoints import EVENTS, Breakpoint, Stop, Watch, WatchError, as_breakpoint, last_stop, next_stop
@@ -151,9 +152,7 @@ class Debugger:
             try:
                 values.append([w.name, plain_value(w.value(trace, at))])
             except WatchError as e:
-                self.p.loop.call_soon_threadsafe(
-                    self._drop_watch, s, w, f"At step {at.step} a watch was dropped: {e}."
-                )
+                later(self.p.loop, self._drop_watch, s, w, f"At step {at.step} a watch was dropped: {e}.")
         return values
 
     def _drop_watch(self, s: Shown, w: Watch, why: str) -> None:

@@ -17,6 +17,7 @@ import traitlets
 from cbviz.app import assets, light, opening
 from cbviz.app.allowed import Allowed
 from cbviz.app.alternative import Alternative, wanted
+from cbviz.app.later import later
 from cbviz.app.opening import Settings
 from cbviz.app.player import Player
 from cbviz.session import Session
@@ -127,7 +128,7 @@ def explorer(
         if threading.get_ident() == main:
             widget.send(message, buffers)
         else:
-            loop.call_soon_threadsafe(widget.send, message, buffers)
+            later(loop, widget.send, message, buffers)
 
     player = Player(
         send,

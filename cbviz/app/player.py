@@ -28,6 +28,7 @@ from cbviz.app.allowed import Allowed
 from cbviz.app.alone import alone_message
 from cbviz.app.debugger import Debugger
 from cbviz.app.inbox import Inbox
+from cbviz.app.later import later
 from cbviz.app.opening import Recording, Settings, Shown
 from cbviz.app.room import Room
 from cbviz.app.wire import Wire, inside_message, metrics_message, why_message
@@ -163,8 +164,10 @@ class Player:
         """A message of the page, on any thread."""
         if (problem := self._inbox.problem(message)) is not None:
             cmd = message.get("cmd") if isinstance(message, dict) else None
-            self.loop.call_soon_threadsafe(
-                self.post, {"type": "said", "cmd": cmd if isinstance(cmd, str) else None, "error": problem}
+            later(
+                self.loop,
+                self.post,
+                {"type": "said", "cmd": cmd if isinstance(cmd, str) else None, "error": problem},
             )
             return
         if message["type"] == "ack":
@@ -172,7 +175,7 @@ class Player:
                 self._acked, int(message["seq"])
             )  # at once: a cell that runs the session keeps the loop from us
             self._heard = time.monotonic()
-        self.loop.call_soon_threadsafe(self._handle, message)
+        later(self.loop, self._handle, message)
 
     def _handle(self, m: dict[str, Any]) -> None:
         kind = m.get("type")
@@ -314,7 +317,7 @@ class Player:
 
         if figures:
             self._metrics_at = now
-        self._pool.submit(job).add_done_callback(lambda f: self.loop.call_soon_threadsafe(show, f))
+        self._pool.submit(job).add_done_callback(lambda f: later(self.loop, show, f))
 
     def explain_again(self) -> None:
         """The page wants to know more about what it shows."""
@@ -360,7 +363,7 @@ class Player:
         return any(not job.done() for job in self._jobs)
 
     def progress(self, share: float, what: str) -> None:
-        self.loop.call_soon_threadsafe(lambda: self.tell(loading=what, progress=share))
+        later(self.loop, lambda: self.tell(loading=what, progress=share))
 
     # sessions -----------------------------------------------------------------------------------------------
 
@@ -394,7 +397,7 @@ class Player:
         mine = threading.get_ident() == self._worker
         if not mine:
             self._live_cell(what)
-        self.loop.call_soon_threadsafe(self._after_change, what, mine)
+        later(self.loop, self._after_change, what, mine)
 
     def _live_cell(self, what: str) -> None:
         """A cell steps the session: the loop is busy with the cell, so the picture goes out from here, within
@@ -502,7 +505,7 @@ class Player:
                 self._next_notice += 1
             self.tell()
 
-        self.loop.call_soon_threadsafe(add)
+        later(self.loop, add)
 
     _next_notice = 1
 
