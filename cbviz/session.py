@@ -42,7 +42,8 @@ from cbviz.core.plain import DIGEST_FORM
 from cbviz.core.replay import ReplayError
 from cbviz.cost import calibrate, devices, models
 from cbviz.engine import interrupts
-from cbviz.engine.engine import Engine, plain_digest, without_pending
+from cbviz.engine.engine import Engine
+from cbviz.engine.plain import plain_digest, without_pending
 from cbviz.engine.turns import Turn
 from cbviz.messages import RequestError, RequestSpec, Sampling, StepRecord, sequence_ids
 from cbviz.runners.base import Runner

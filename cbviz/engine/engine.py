@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any
 from weakref import ref
 
@@ -19,13 +18,13 @@ from cbviz import events as ev
 from cbviz.config import CONFIG_FIELDS, ConfigError, EngineConfig, check_names
 from cbviz.core import replay
 from cbviz.core.plain import DIGEST_FORM
-from cbviz.core.plain import plain_digest as control_digest
 from cbviz.core.policy import check_victim, get_policy
 from cbviz.core.scheduler import Scheduler
 from cbviz.core.speculative import get_proposer
 from cbviz.cost.base import CostModel
 from cbviz.engine import interrupts, requests
 from cbviz.engine.arrivals import Arrivals, ids_of
+from cbviz.engine.plain import plain_digest
 from cbviz.engine.progress import PATIENCE_STEPS, got_further, patience, why_never_admitted, why_stuck
 from cbviz.engine.record import make as make_record
 from cbviz.engine.record import plain_input
@@ -244,17 +243,7 @@ class Engine:
         if not changes:
             return
         queued = [i["spec"] for i in self.inputs if i["op"] == "add"]
-        here = self.scheduler.state.requests.values()
-        requests.check_drafts(new, planned, [r.spec for r in here] + queued)
-        for spec in [r.spec for r in here if r.num_forks] + queued:
-            if spec.sampling.n > new.max_num_seqs:
-                raise ConfigError(
-                    f"max_num_seqs is {new.max_num_seqs}, but the {spec.sampling.n} sequences of "
-                    f"{spec.request_id} need a seat each: the least is {spec.sampling.n}"
-                )
-        for spec in [r.spec for r in here if not r.spec.parent] + queued:
-            if spec.sampling.beam_width > 1 and (why := requests.refuses_beams(spec, new, self.runner)):
-                raise ConfigError(f"{spec.request_id} runs beam search: {why}, or wait until it has ended")
+        requests.check_change(new, planned, list(self.scheduler.state.requests.values()), queued, self.runner)
         self.inputs.append({"op": "configure", "changes": changes})
 
     # stepping -----------------------------------------------------------------------------------------------
@@ -519,19 +508,3 @@ class Engine:
         `form`: see DIGEST_FORM.
         """
         return plain_digest(self.snapshot(), form)
-
-
-def plain_digest(snapshot: dict[str, Any], form: int = DIGEST_FORM) -> str:
-    """The digest of an engine's snapshot."""
-    rest = msgspec.json.encode([snapshot["pending"], snapshot["idle"]])
-    return sha256(control_digest(snapshot["scheduler"], form).encode() + rest).hexdigest()
-
-
-def without_pending(snapshot: dict[str, Any], spec: RequestSpec) -> dict[str, Any]:
-    """The snapshot of an engine to which the request will never arrive: as after `Engine.discard`."""
-    gone = set(sequence_ids(spec))
-    return {
-        **snapshot,
-        "pending": [i for i in snapshot["pending"] if i != spec.request_id],
-        "known": [i for i in snapshot["known"] if i not in gone],
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cbviz.config import ConfigError, EngineConfig
 from cbviz.core import beam
+from cbviz.core.request import Request
 from cbviz.messages import RequestError, RequestSpec
 from cbviz.runners.base import Runner
 
@@ -88,7 +89,27 @@ def refuses_beams(spec: RequestSpec, c: EngineConfig, runner: Runner) -> str:
     return ""
 
 
-def check_drafts(new: EngineConfig, planned: EngineConfig, specs: list[RequestSpec]) -> None:
+def check_change(
+    new: EngineConfig, planned: EngineConfig, here: list[Request], queued: list[RequestSpec], runner: Runner
+) -> None:
+    """Raises ConfigError, with the figures, if a request could not be served any more under config `new`.
+
+    `planned`: the config before the change. `here`: the requests that have arrived. `queued`: those that a user
+    has added since the last step.
+    """
+    _check_drafts(new, planned, [r.spec for r in here] + queued)
+    for spec in [r.spec for r in here if r.num_forks] + queued:
+        if spec.sampling.n > new.max_num_seqs:
+            raise ConfigError(
+                f"max_num_seqs is {new.max_num_seqs}, but the {spec.sampling.n} sequences of "
+                f"{spec.request_id} need a seat each: the least is {spec.sampling.n}"
+            )
+    for spec in [r.spec for r in here if not r.parent] + queued:
+        if spec.sampling.beam_width > 1 and (why := refuses_beams(spec, new, runner)):
+            raise ConfigError(f"{spec.request_id} runs beam search: {why}, or wait until it has ended")
+
+
+def _check_drafts(new: EngineConfig, planned: EngineConfig, specs: list[RequestSpec]) -> None:
     """Raises ConfigError where a request would not fit the pool any more with the slots that drafts need:
     it would take its own blocks for ever.
     """
