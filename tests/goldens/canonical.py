@@ -18,6 +18,13 @@ PROSE = "…"
 
 def plain(value: Any) -> Any:
     """Lists, dicts with text keys, names and numbers of nine digits."""
+    kind = type(value)
+    if kind is int or kind is str or kind is bool or value is None:  # nearly all values, so they come first
+        return value
+    if kind is dict:
+        return {k if type(k) is str else str(k): plain(v) for k, v in value.items()}
+    if kind is list:
+        return [plain(v) for v in value]
     if isinstance(value, float):
         return float(f"{value:.9g}") if value == value and abs(value) != float("inf") else str(value)
     if value is None or isinstance(value, (bool, int)):
@@ -43,18 +50,21 @@ def is_prose(value: str) -> bool:
 def split_prose(value: Any) -> tuple[Any, list[str]]:
     """`value` with PROSE in place of each sentence, and the sentences in order."""
     sentences: list[str] = []
+    return _without_prose(plain(value), sentences), sentences
 
-    def walk(v: Any) -> Any:
-        if isinstance(v, str) and is_prose(v):
-            sentences.append(v)
+
+def _without_prose(value: Any, sentences: list[str]) -> Any:
+    kind = type(value)
+    if kind is str:
+        if is_prose(value):
+            sentences.append(value)
             return PROSE
-        if isinstance(v, dict):
-            return {k: walk(v[k]) for k in sorted(v)}
-        if isinstance(v, list):
-            return [walk(x) for x in v]
-        return v
-
-    return walk(plain(value)), sentences
+        return value
+    if kind is dict:
+        return {k: _without_prose(value[k], sentences) for k in sorted(value)}
+    if kind is list:
+        return [_without_prose(v, sentences) for v in value]
+    return value
 
 
 def text(value: Any) -> str:
